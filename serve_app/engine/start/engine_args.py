@@ -31,8 +31,8 @@ def kv_cache_bytes(settings: ModelSettings, platform: Platform) -> int | None:
 
 
 def _prefix_caching(settings: ModelSettings) -> bool | None:
-    """None: as vLLM has it for the model. If prefix caching of an encoder and a decoder (Whisper) is switched on, EngineCore
-    of vLLM 0.32.0 starts, and dies at the first request: its cross attention has no blocks to cache."""
+    """None: as vLLM has it for the model. If prefix caching is switched on for an encoder and a decoder (Whisper),
+    EngineCore of vLLM 0.32.0 starts, and dies at the first request: its cross attention has no blocks to cache."""
     return None if settings.task == "transcribe" and settings.enable_prefix_caching else settings.enable_prefix_caching
 
 
