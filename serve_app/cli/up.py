@@ -376,13 +376,15 @@ def curl_line(url: str, key: str | Path | None, settings: Settings) -> str:
         key: itself, or the file with it; None: neither is known.
     """
     model = settings.models[0]
-    body: dict[str, Any]
+    body: dict[str, Any] | None = None
     if model.task == "embed":
         path = "/v1/embeddings"
         body = {"model": model.name, "input": "Hello"}
     elif model.task == "classify":
         path = "/classify"
         body = {"model": model.name, "input": "Hello"}
+    elif model.task == "transcribe":
+        path = "/v1/audio/transcriptions"
     else:
         messages = [{"role": "user", "content": "Hello"}]
         path = "/v1/chat/completions"
@@ -392,6 +394,8 @@ def curl_line(url: str, key: str | Path | None, settings: Settings) -> str:
     else:
         shown = "$API_KEY" if key is None else f"$(cat {shlex.quote(str(key))})"
         bearer = f'"Authorization: Bearer {shown}"'
+    if body is None:
+        return f"curl {url}{path} -H {bearer} -F model={shlex.quote(model.name)} -F file=@speech.wav"
     return f"curl {url}{path} -H {bearer} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 

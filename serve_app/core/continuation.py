@@ -103,8 +103,9 @@ def why_not_continued(
         return NotContinued.ENGINE
     include = body.get("include")
     repeats_logprobs = operation is Operation.RESPONSES and type(include) is list and OUTPUT_LOGPROBS in include
-    if repeats_logprobs or body.get("use_beam_search"):
-        return NotContinued.REQUEST  # only the first engine has the values that the last event repeats, or the beams
+    # Only the first engine has the values that the last event repeats, the beams, or the chunks of audio.
+    if operation.hears or repeats_logprobs or body.get("use_beam_search"):
+        return NotContinued.REQUEST
     return None if is_recorded else NotContinued.TOO_LONG
 
 

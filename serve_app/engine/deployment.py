@@ -79,7 +79,7 @@ def make_backend(settings: ModelSettings) -> EngineBackend:
         from serve_app.engine.simulated import SimulatedEngine
 
         return SimulatedEngine(settings)
-    environment.prepare(settings.ranks, settings.engine_seqs, settings.max_image_pixels)
+    environment.prepare(settings.ranks, settings.engine_seqs, settings.max_image_pixels, settings.max_audio_s)
     from serve_app.engine.vllm_adapter.engine import VllmEngine
 
     return VllmEngine(settings, time.monotonic)

@@ -54,6 +54,8 @@ class TokenRecorder:
     cut: dict[int, CutOff] = field(default_factory=dict)  # by choice
     is_merged: bool = False  # outputs are recorded where those of all prompts are merged, not by prompt
     prompts: dict[str, int] = field(default_factory=dict)  # of each call of generate(), by its request id
+    audio_tokens: int = 0  # of an encoder, in no prompt
+    priority: int = 0  # of calls of generate() that name none
     awaits_first_token: bool = False  # its outputs come at its end, so its first token is told apart
 
     @property
@@ -71,7 +73,7 @@ class TokenRecorder:
         if not self.usage_by_call:
             return TokenUsage()
         prompt, completion, cached = (sum(column) for column in zip(*self.usage_by_call, strict=True))
-        return TokenUsage(prompt, completion, cached, self.finish_reason)
+        return TokenUsage(prompt + self.audio_tokens, completion, cached, self.finish_reason)
 
     def drop_query(self, documents: int) -> int:
         """Do not count the one query of a score with so many documents, which an earlier part has counted; returns its

@@ -18,6 +18,7 @@ from serve_app.core.responses import Asked
 from serve_app.errors import BadRequest, NotFound
 from serve_app.http import contract
 from serve_app.http.api import RouterParts, model_named, require_right
+from serve_app.http.audio_form import check_file
 from serve_app.http.body import HeaderMap
 from serve_app.http.engine_call import AskedCall, EngineCall
 from serve_app.http.error_responses import MODEL_HEADER, Headers
@@ -144,7 +145,7 @@ class CallMaker:
         self._parts.log.arrived(record.model, record.request_class.label, record.tenant)
         if operation.generates:
             record.service_level = self._service_levels.get(wanted.request_class)
-            record.streamed = bool(read.body.get("stream"))
+        record.streamed = bool(read.body.get("stream")) and (operation.generates or operation.hears)
         comments = None
         if wanted.queue_status or record.streamed:
             comments = _comments(self._parts.models, record, exchange, from_start=wanted.queue_status)
@@ -158,7 +159,7 @@ class CallMaker:
 
     async def on_model(self, asked: AskedCall, record: RequestRecord, exchange: HttpExchange, raw: bytes) -> EngineCall:
         """The call of the model that the request has come to. `raw`: see `RequestLimits.limited_request`. Raises as
-        `contract.split`, `check_media` and `split_body`; NotFound: the model leaves."""
+        `_read` and `split_body`; NotFound: the model leaves."""
         model = self._model(asked, record)
         return await self._made(asked, model, await self._read(asked, model), record, exchange, raw)
 
@@ -184,12 +185,13 @@ class CallMaker:
         return found
 
     async def _read(self, asked: AskedCall, model: ModelRouter) -> _ReadBody:
-        """See `contract.split` and `check_media`."""
+        """See `contract.split`, `check_media` and `check_file`."""
 
         def read() -> _ReadBody:
             of_client = asked.operation, asked.sent, asked.headers, asked.identity
             found = _ReadBody(*contract.split(*of_client, self._settings.http, model.limits.max_model_len))
             check_media(asked.operation, found.body, model.settings)
+            check_file(asked.operation, found.body, model.settings)
             return found
 
         return await self._thread.run(asked.sent_bytes, read)

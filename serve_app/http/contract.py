@@ -61,6 +61,8 @@ _FORWARDED_FOR: dict[str, str] = {
     " use_activation padding task normalize",
     "scores": "queries items text_1 text_2 data_1 data_2 query top_n max_tokens_per_query max_tokens_per_doc"
     " instruction",
+    "transcriptions": "file language to_language hotwords timestamp_granularities stream_include_usage"
+    " stream_continuous_usage_stats",
     "Cohere's embeddings": "texts images inputs input_type output_dimension embedding_types truncate",
 }
 FORWARDED: frozenset[str] = frozenset(name for names in _FORWARDED_FOR.values() for name in names.split())
@@ -115,6 +117,8 @@ _OUTPUT_FIELDS: dict[Operation, tuple[str, ...]] = {
     Operation.COMPLETION: ("max_tokens",),
     Operation.RESPONSES: ("max_output_tokens",),
     Operation.MESSAGES: ("max_tokens",),
+    Operation.TRANSCRIPTION: ("max_completion_tokens",),
+    Operation.TRANSLATION: ("max_completion_tokens",),
 }
 _MESSAGE_FIELDS = ("messages", "input")
 _GRAMMAR_FIELDS = ("response_format", "structured_outputs", "text")  # of tools the engine knows which are enforced

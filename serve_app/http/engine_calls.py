@@ -24,7 +24,8 @@ from serve_app.core.responses import Asked
 from serve_app.core.spans import passed_on, trace_of
 from serve_app.errors import BadRequest, EngineFailed, NotFound, RequestFailed, ServeAppError
 from serve_app.http.api import RouterParts
-from serve_app.http.body import HeaderMap, Receive, read_object
+from serve_app.http.audio_form import read_sent
+from serve_app.http.body import HeaderMap, Receive
 from serve_app.http.call_maker import CallMaker
 from serve_app.http.engine_call import AskedCall, EngineCall
 from serve_app.http.error_responses import CLIENT_ID_HEADER
@@ -100,7 +101,8 @@ class EngineCalls:
         http = self._settings.http
         thread = self._parts.body_thread
         with recorded(record, exchange, self._record_end):
-            sent, raw = await read_object(headers, receive, http, thread) if query is None else (query, b"")
+            of_client = operation, headers, receive
+            sent, raw = await read_sent(*of_client, http, thread) if query is None else (query, b"")
             named = self._maker.named(record, identity, headers, sent)
             async with self._early(record, identity, headers, exchange, raw, named.of_store) as early:
                 asked = await self._maker.asked(record, identity, headers, sent, len(raw), named, response_id)

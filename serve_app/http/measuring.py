@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from serve_app.core import audio
 from serve_app.core.anthropic import chat_body
 from serve_app.core.body_bounds import BYTES_PER_TOKEN
 from serve_app.core.estimate import EstimateSource, Estimator, LengthRule, RequestCost
 from serve_app.core.receipts import NO_COST, RequestMeasure
 from serve_app.core.routing import AffinityKey, TargetReason
+from serve_app.http.audio_form import audio_s
 from serve_app.http.request_size import output_bound, prefix_key
 from serve_app.http.split_body import SplitBody
 from serve_app.settings import ModelSettings
@@ -35,6 +37,8 @@ def with_costs(
         settings: of the model; `limits`: of its engines.
     """
     operation = split.operation
+    if operation.hears:
+        return _with_seconds(split, audio_s(split.body, settings), limits.slots)
     costs = _costs(split, tenant, estimator, settings.name, limits.max_model_len)
     parts = list[tuple[dict[str, Any], RequestMeasure]]()
     for (body, measure), cost in zip(split.parts, costs, strict=True):
@@ -47,6 +51,19 @@ def with_costs(
         cost = _tokens_read(split.measure) if operation.is_pooling else total.cost  # what parts share counts once
         whole = split.measure._replace(cost=cost, slots=total.slots)
     return split._replace(measure=whole, parts=tuple(parts))
+
+
+def _with_seconds(split: SplitBody, seconds: float, max_slots: int) -> SplitBody:
+    """A transcription, measured by the length of its audio, each chunk of which is a sequence. `max_slots`: as
+    `slots_of`."""
+    sequences = audio.chunks_of(seconds)
+    bound = output_bound(split.body)
+    text = audio.text_tokens(seconds) if bound is None else min(bound * sequences, audio.text_tokens(seconds))
+    most = None if bound is None else bound * sequences
+    cost = RequestCost(audio.prompt_tokens(seconds), text, EstimateSource.PRIOR, most)
+    slots = slots_of(split.operation, sequences, cost, None, max_slots)
+    measure = split.measure._replace(sequences=sequences, cost=cost, slots=slots)
+    return split._replace(measure=measure, parts=((split.body, measure),))
 
 
 def _costs(split: SplitBody, tenant: str, estimator: Estimator, model: str, longest: int) -> list[RequestCost]:
@@ -83,7 +100,7 @@ def slots_of(
         length_rule: slots of long sequences; not for pooling: an embedding is one step, bounded by its tokens.
         max_slots: the slots of the largest replica.
     """
-    if operation.is_pooling:
+    if operation.is_pooling or operation.hears:
         return min(sequences, max_slots)  # inputs end one by one: a call with many takes one whole replica at most
     if length_rule is None or not sequences:
         return sequences

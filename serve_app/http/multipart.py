@@ -52,16 +52,23 @@ class FormReader:
     Args:
         headers: of the request, names in lower case.
         receive: ASGI's.
-        max_file_bytes: of the file in the form.
+        max_file_bytes: of the file in the form; `setting`: where this is set.
 
     Raises:
         UnsupportedContent: not a form in parts, or a compressed one. BadRequest: no boundary, or a Content-Length that
         is not a number. BodyTooLarge: by its Content-Length.
     """
 
-    def __init__(self, headers: Mapping[bytes, bytes], receive: Receive, max_file_bytes: int) -> None:
+    def __init__(
+        self,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        max_file_bytes: int,
+        setting: str = "batch.max_file_bytes",
+    ) -> None:
         self._receive = receive
         self._max_file_bytes = max_file_bytes
+        self._setting = setting
         boundary = _boundary(headers)
         self._check_size(content_length(headers))
         callbacks: MultipartCallbacks = {
@@ -109,7 +116,7 @@ class FormReader:
         while isinstance(found := await self._next(), bytes):
             size += len(found)
             if size > self._max_file_bytes:
-                raise _too_large(self._max_file_bytes)
+                raise _too_large(self._max_file_bytes, self._setting)
             yield found
         self._in_part = False
 
@@ -164,7 +171,7 @@ class FormReader:
 
     def _check_size(self, size: int) -> None:
         if size > self._max_file_bytes + FORM_BYTES:
-            raise _too_large(self._max_file_bytes)
+            raise _too_large(self._max_file_bytes, self._setting)
 
     def _begin_part(self) -> None:
         self._parts += 1
@@ -221,5 +228,5 @@ def _part(headers: Mapping[bytes, bytes]) -> FormPart:
     return FormPart(name, filename or None)
 
 
-def _too_large(max_file_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"a file may have {max_file_bytes} bytes at most (batch.max_file_bytes)", param="file")
+def _too_large(max_file_bytes: int, setting: str) -> BodyTooLarge:
+    return BodyTooLarge(f"a file may have {max_file_bytes} bytes at most ({setting})", param="file")

@@ -186,10 +186,10 @@ class RequestRecord:
             return None
         tokens = self.tokens_used()
         is_settled = bool(tokens.prompt_tokens or tokens.completion_tokens)
-        if not is_settled:  # an engine reports nothing of an answer that is not streamed before its end
-            is_streamed = self.streamed and self.operation.generates
-            if is_streamed or self.outcome is not Outcome.CANCELLED_RUNNING or not self.operation.takes_slot:
-                return None
+        # an engine reports nothing of an answer that is not streamed before its end
+        was_cut = self.outcome is Outcome.CANCELLED_RUNNING and self.operation.takes_slot and not self.streamed
+        if not is_settled and not was_cut:
+            return None
         return RequestUse(
             tokens.prompt_tokens,
             tokens.cached_tokens,

@@ -53,7 +53,7 @@ def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSe
     Raises:
         BadRequest: more than `bounds.max_sequences`, or `n` is not a positive integer; `param` is the field at fault.
     """
-    if not operation.takes_slot or operation is Operation.RESPONSES:
+    if not operation.takes_slot or operation is Operation.RESPONSES or operation.hears:
         return int(operation.takes_slot)
     field, prompts = _prompts(operation, body)
     n = body.get("n") if operation.generates else None

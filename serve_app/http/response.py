@@ -37,6 +37,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 BODILESS = (204, 304)  # an answer with such a status has no body, and no length
 REPLAYED = (b"x-idempotent-replay", b"true")
+TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
 SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -129,12 +130,13 @@ class HttpExchange:
             EngineFailed: the engine failed; bytes sent stay sent. Until `stream.client_has_seen`, none are.
         """
         first = frames[0]
-        if first.media == "json":
+        if first.media != "sse":
             body = await read_whole(stream, frames)
             stream.client_has_seen = True
             # an engine that answers lives: with an error of its own it would answer a repeat, too
             is_in_vain = is_final(first.status) or (first.status >= 500 and first.retry_after_s is None)
-            headers = [*JSON, NO_RETRY] if is_in_vain else [*JSON, *retry_headers(first.retry_after_s)]
+            kind = JSON if first.media == "json" else TEXT
+            headers = [*kind, NO_RETRY] if is_in_vain else [*kind, *retry_headers(first.retry_after_s)]
             await self.send_answer(first.status, headers, body, times=times())
             return frames[-1]
         self.status = first.status

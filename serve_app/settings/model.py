@@ -31,6 +31,8 @@ DEFAULT_LONG_FROM_TOKENS = 100
 # however long these are renewed.
 DEFAULT_MAX_SESSION_SHARE = 0.5
 DEFAULT_MAX_IMAGE_PIXELS = 2**25  # of 8K video, 100 MB decoded; models look at a few megapixels at most
+DEFAULT_MAX_AUDIO_S = 600.0  # vLLM's own bound: 38 MB decoded, and 20 requests of a Whisper
+DEFAULT_MAX_AUDIO_HZ = 192_000  # of studios; models hear 16,000, and what is above costs resampling
 DEFAULT_SESSION_SLOTS = 16  # a quarter of the batch beside it; rows that do not run cost an engine step nothing
 GB = (
     10**9
@@ -230,8 +232,11 @@ class ModelSettings(FrozenSettings):
     # Raised, replicas are replaced with all else unchanged: new weights in the folder.
     generation: int = Field(0, ge=0, le=MAX_COUNT)
     engine: Literal["vllm", "simulated"] = "vllm"
-    task: Literal["generate", "embed", "classify"] = "generate"
+    task: Literal["generate", "embed", "classify", "transcribe"] = "generate"
     max_image_pixels: int = Field(DEFAULT_MAX_IMAGE_PIXELS, ge=1, le=MAX_COUNT)  # of each, before it is decoded
+    # Of a file that is transcribed, before it is decoded: its seconds, and its samples in one of them.
+    max_audio_s: float = Field(DEFAULT_MAX_AUDIO_S, gt=0, le=MAX_SECONDS)
+    max_audio_hz: int = Field(DEFAULT_MAX_AUDIO_HZ, ge=1, le=MAX_COUNT)
     # Defaults of other settings: serve_app.settings.presets.
     preset: Literal["latency", "balanced", "throughput"] | None = None
     tensor_parallel_size: int = Field(1, ge=1, le=64)

@@ -39,6 +39,7 @@ OPEN: Mapping[str, frozenset[str]] = {
     "http": frozenset(
         {
             "max_body_bytes",
+            "max_audio_bytes",
             "max_json_depth",
             "max_json_values",
             "max_sequences",
@@ -61,6 +62,8 @@ OPEN_OF_MODEL = frozenset(
         "engine",
         "task",
         "max_image_pixels",
+        "max_audio_s",
+        "max_audio_hz",
         "preset",
         "tensor_parallel_size",
         "pipeline_parallel_size",

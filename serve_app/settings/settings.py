@@ -46,6 +46,8 @@ from serve_app.types import TOKEN_PREFIX, RequestClass
 Origin = Annotated[str, Field(pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/\s]+)$")]  # as a browser sends it
 
 DEFAULT_MAX_BODY_BYTES = 8 * 2**20  # a 128K-token prompt is about 0.6 MB; vision inputs are links or a few MB
+DEFAULT_MAX_AUDIO_BYTES = 25 * 2**20  # OpenAI's bound: 13 minutes of WAV at 16,000 samples a second, hours of MP3
+MAX_AUDIO_BYTES = 200 * 2**20  # a request goes to its engine in one message of 256 MiB at most
 DEFAULT_MAX_JSON_VALUES = 250_000  # a prompt of 128K token ids twice over; decoding them holds a router for 15 to 60 ms
 DEFAULT_MAX_JSON_DEPTH = 64  # nested JSON schemas of real tools stay under 20; parsers recurse per level
 # Per request: n x prompts, each prompt granted by itself. LangChain sends 20 at once; with vLLM's own bound of 16384
@@ -243,6 +245,7 @@ class HttpSettings(FrozenSettings):
     """Bounds of the public endpoint."""
 
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, le=MAX_COUNT)
+    max_audio_bytes: int = Field(DEFAULT_MAX_AUDIO_BYTES, ge=1024, le=MAX_AUDIO_BYTES)  # of a file that is transcribed
     max_json_depth: int = Field(DEFAULT_MAX_JSON_DEPTH, ge=4, le=512)
     # Objects and arrays count, beside what is in them.
     max_json_values: int = Field(DEFAULT_MAX_JSON_VALUES, ge=1024, le=MAX_COUNT)

@@ -105,8 +105,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 class Frame(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a response.
 
-    `status` is the HTTP status on a request's first frame and 0 on all others; `media`, on the first frame, is "sse" or
-    "json"; `body` is ready bytes (whole SSE events, or a part of a JSON document) and `events` is how many pieces
+    `status` is the HTTP status on a request's first frame and 0 on all others; `media`, on the first frame, is "sse",
+    "json" or "text"; `body` is ready bytes (whole SSE events, or a part of a document) and `events` is how many pieces
     vLLM's serving object yielded for them; `groups` are the token groups pulled so far and not sent before, each
     `[choice, token, token, ...]`; `usage` marks the last frame of a whole answer, `failure` that of a broken one;
     `prompt`, on the first frame of a stream, has the tokens of the prompt, for an answer that is cut off; so has the

@@ -33,7 +33,7 @@ def test_an_instance_has_those_of_the_shell_that_starts_it(tmp_path: Path) -> No
 
 
 def test_an_engine_s_own_settings_touch_none_of_them() -> None:
-    settings = of_engine.common_environment(1, 1) | of_engine.cpu_environment([0, 1], 1)
+    settings = of_engine.common_environment(1, 1, 1.0) | of_engine.cpu_environment([0, 1], 1)
     assert not [name for name in settings if name.startswith("HF_")]
 
 

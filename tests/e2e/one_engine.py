@@ -7,13 +7,14 @@ or `embeddings` and `cached` (prompt tokens of each call that were cached), and 
 Of an embedding model, `scores` are the arguments of `score` (with a `query`: a rerank), one after the other; `scored`
 has the status of each, its answer, its prompt tokens and those of them that were cached. `bodies` are bodies of
 embeddings; `statuses` has the status of each. Of every model but a generating one, `asked` are operations with a body
-and a salt each; `answered` has the status of each, its answer (of a stream its events), its prompt tokens and those of
-them that were cached.
+and a salt each, a `file` in it as base64; `answered` has the status of each, its answer (of a stream its events), its
+prompt tokens and those of them that were cached.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import subprocess
@@ -93,12 +94,14 @@ async def score(
 
 
 async def ask(backend: EngineBackend, operation: str, body: dict[str, Any], salt: str | None) -> list[Any]:
+    if "file" in body:
+        body |= {"file": base64.b64decode(body["file"])}
     submit = Submit(1, f"asked-{salt}", Operation(operation), body, cache_salt=salt)
     pieces = [piece async for piece in backend.run(submit)]
     usage = pieces[-1].usage
     assert usage is not None
     text = b"".join([piece.body for piece in pieces]).decode()
-    answer = text if pieces[0].media == "sse" else json.loads(text)
+    answer = json.loads(text) if pieces[0].media == "json" else text
     return [pieces[0].status, answer, usage.prompt_tokens, usage.cached_tokens]
 
 

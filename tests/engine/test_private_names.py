@@ -21,6 +21,7 @@ from serve_app.engine.vllm_adapter.private_names import (
     NAMES,
     RENDER_NAMES,
     SCORING_NAMES,
+    SPEECH_NAMES,
     TOOL_NAMES,
     PrivateName,
     missing,
@@ -32,7 +33,7 @@ requires("vllm")
 
 @pytest.mark.parametrize(
     "name",
-    [*NAMES, *SCORING_NAMES, *RENDER_NAMES, *TOOL_NAMES, *MESSAGE_NAMES, *END_NAMES],
+    [*NAMES, *SCORING_NAMES, *RENDER_NAMES, *TOOL_NAMES, *MESSAGE_NAMES, *SPEECH_NAMES, *END_NAMES],
     ids=lambda name: f"{name}:{','.join(name.parts)}",
 )
 def test_a_private_name_is_where_it_was(name: PrivateName) -> None:

@@ -51,6 +51,8 @@ VLLM_MODELS = {
         "ScoreTextRequest",
         "RerankRequest",
     },
+    "speech_to_text/transcription/protocol.py": {"TranscriptionRequest"},
+    "speech_to_text/translation/protocol.py": {"TranslationRequest"},
     "serve/tokenize/protocol.py": {"TokenizeCompletionRequest", "TokenizeChatRequest", "DetokenizeRequest"},
 }
 

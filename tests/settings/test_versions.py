@@ -27,6 +27,8 @@ OTHERWISE: dict[str, Any] = {
     "engine": "simulated",
     "task": "embed",
     "max_image_pixels": 1_000_000,
+    "max_audio_s": 60.0,
+    "max_audio_hz": 48_000,
     "tensor_parallel_size": 2,
     "pipeline_parallel_size": 2,
     "replicas": {"min_replicas": 2, "max_replicas": 5},

@@ -36,6 +36,7 @@ from serve_app.engine.simulated.text import (
     token_group,
     tokens_made,
 )
+from serve_app.engine.simulated.transcripts import TranscriptWriter, parse_transcription
 from serve_app.errors import BadRequest, ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
 from serve_app.transport import (
@@ -52,7 +53,7 @@ from serve_app.types import Operation
 
 DEFAULT_MAX_MODEL_LEN = 8192  # tokens; as the built-in model `tiny`
 NOT_SIMULATED = frozenset((Operation.TOKENIZER_INFO, Operation.EMBED, Operation.POOLING, Operation.CLASSIFY))
-AnyWriter = Writer | MessageWriter | ResponseWriter | ScriptWriter
+AnyWriter = Writer | MessageWriter | ResponseWriter | ScriptWriter | TranscriptWriter
 KV_BYTES_PER_TOKEN = 131_072  # an 8B model's: 32 layers x 8 KV heads x 128 x 2 (K and V) x 2 bytes
 
 
@@ -247,12 +248,15 @@ class SimulatedEngine:
         if self.settings.simulated.script and operation in PLAYED:
             return self._play(submit)
         pools = self.settings.task == "embed"
-        if operation in NOT_SIMULATED or pools is not operation.is_pooling:
+        hears = self.settings.task == "transcribe"
+        if operation in NOT_SIMULATED or (pools, hears) != (operation.is_pooling, operation.hears):
             raise BadRequest(f"{self.settings.name} does not answer {operation.value} requests", param="model")
         if operation.is_scoring:
             return self._score(submit, requests.parse_scoring(operation, body, max_model_len=self._max_model_len))
         if pools:
             return self._embed(submit, *requests.parse_embedding(body, max_model_len=self._max_model_len))
+        if hears:
+            return self._transcribe(submit)
         seed = self.settings.simulated.seed
         generation = requests.parse_generation(operation, body, seed=seed, max_model_len=self._max_model_len)
         created = self._created(submit)
@@ -266,6 +270,15 @@ class SimulatedEngine:
             return (self._stream if stream else self._generate)(submit, generation, response)
         writer = Writer(operation, submit.request_id, self._name(submit), created, stream=stream, ignored=ignored)
         return (self._stream if stream else self._generate)(submit, generation, writer)
+
+    def _transcribe(self, submit: Submit) -> AsyncGenerator[Frame, None]:
+        """The frames of the text of an audio file; raises BadRequest if it is none."""
+        seed = self.settings.simulated.seed
+        length = self._max_model_len
+        generation = parse_transcription(submit.operation, submit.body, seed=seed, max_model_len=length)
+        answer = submit.request_id, self._name(submit), self._created(submit), submit.body
+        writer = TranscriptWriter(submit.operation, *answer)
+        return (self._stream if generation.stream else self._generate)(submit, generation, writer)
 
     def _play(self, submit: Submit) -> AsyncGenerator[Frame, None]:
         """The frames of an answer by script; raises BadRequest if the body is invalid."""
@@ -325,7 +338,8 @@ class SimulatedEngine:
         document = writer.document(generation.choices, generation.usage)
         made = zip(generation.choices, sent, strict=True)
         groups = [token_group(choice, start, choice.max_tokens) for choice, start in made]
-        yield Frame(submit.number, document, 200, "json", groups, 1, _usage(generation))
+        media = "text" if submit.operation.hears and submit.body.get("response_format") == "text" else "json"
+        yield Frame(submit.number, document, 200, media, groups, 1, _usage(generation))
 
     async def _embed(self, submit: Submit, inputs: Prompts, packed: bool) -> AsyncGenerator[Frame, None]:
         with self._admitted(submit, [(tokens, 0) for _, tokens in inputs]) as request:

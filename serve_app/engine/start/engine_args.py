@@ -30,6 +30,12 @@ def kv_cache_bytes(settings: ModelSettings, platform: Platform) -> int | None:
     return None if size_gb is None else round(size_gb * GB)
 
 
+def _prefix_caching(settings: ModelSettings) -> bool | None:
+    """None: as vLLM has it for the model. If prefix caching is switched on for an encoder and a decoder (Whisper),
+    EngineCore of vLLM 0.32.0 starts, and dies at the first request: its cross attention has no blocks to cache."""
+    return None if settings.task == "transcribe" and settings.enable_prefix_caching else settings.enable_prefix_caching
+
+
 def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, Any]:
     """Keyword arguments of `vllm.AsyncEngineArgs`."""
     given: dict[str, Any] = {
@@ -39,7 +45,7 @@ def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, A
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "distributed_executor_backend": "uni" if settings.ranks == 1 else EXECUTORS[platform],
         "scheduling_policy": "priority",
-        "enable_prefix_caching": settings.enable_prefix_caching,
+        "enable_prefix_caching": _prefix_caching(settings),
         "enforce_eager": settings.enforce_eager,
         "dtype": settings.dtype,
         "max_num_seqs": settings.engine_seqs,
@@ -54,7 +60,7 @@ def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, A
         "reasoning_parser": settings.reasoning_parser,
     }
     arguments = {name: value for name, value in given.items() if value is not None}  # else vLLM's own defaults
-    if settings.task != "generate":
+    if settings.task in ("embed", "classify"):
         arguments |= {"runner": "pooling", "convert": settings.task}
     return arguments | settings.extra_engine_args
 

@@ -6,10 +6,12 @@ throughput halves and first tokens come seconds late.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Literal
 
+from serve_app.core.audio import decoded_bound
 from serve_app.names import has_cpu_build
 
 Platform = Literal["cpu", "gpu"]
@@ -23,16 +25,19 @@ def platform() -> Platform:
     return "cpu" if has_cpu_build() else "gpu"
 
 
-def common_environment(max_sequences: int, max_image_pixels: int) -> dict[str, str]:
+def common_environment(max_sequences: int, max_image_pixels: int, max_audio_s: float) -> dict[str, str]:
     """Settings for every platform: bounds of a public endpoint, no usage statistics.
 
     Args:
         max_sequences: of one request; with vLLM's own default of 16384, one call can fill the engine.
         max_image_pixels: of one image; vLLM reads them in its header, and decodes none with more.
+        max_audio_s: seconds of one audio file; vLLM decodes no more, whatever its header says.
     """
     return {
         "VLLM_MAX_N_SEQUENCES": str(max_sequences),
         "VLLM_MAX_IMAGE_PIXELS": str(max_image_pixels),
+        "VLLM_MAX_AUDIO_DECODE_DURATION_S": str(math.ceil(max_audio_s)),
+        "VLLM_MAX_AUDIO_DECODE_BYTES": str(decoded_bound(max_audio_s)),
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_XGRAMMAR_CACHE_MB": str(GRAMMAR_CACHE_MB),
@@ -67,16 +72,16 @@ def cpu_environment(cores: Sequence[int], ranks: int) -> dict[str, str]:
     return environment
 
 
-def prepare(ranks: int, max_sequences: int, max_image_pixels: int) -> None:
+def prepare(ranks: int, max_sequences: int, max_image_pixels: int, max_audio_s: float) -> None:
     """Set this process's environment for an engine of `ranks` ranks; call before vLLM is imported. Variables that the
     operator has set take precedence.
 
     Args:
         max_sequences: of one request. The router's bound is usually lower; a request above the batch's size is never
             granted.
-        max_image_pixels: of one image.
+        max_image_pixels: of one image. max_audio_s: of one audio file.
     """
-    wanted = common_environment(max_sequences, max_image_pixels)
+    wanted = common_environment(max_sequences, max_image_pixels, max_audio_s)
     if platform() == "cpu":
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # in whole GiB; would override the bytes of our settings
         # Ray sets OMP_NUM_THREADS to the actor's CPUs; ours follows the binding instead

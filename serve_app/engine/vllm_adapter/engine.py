@@ -49,6 +49,7 @@ from serve_app.engine.vllm_adapter import (
     response_entries,
     serving,
     shown_model,
+    transcriptions,
 )
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
@@ -114,14 +115,12 @@ class VllmEngine:
         serving.reduce_per_token_cost()
         if log_probabilities.install():
             llm.prompt_turns = PrefillTurns(config.scheduler_config.max_num_batched_tokens)
-        response_entries.install()
-        cut_calls.install()
-        take_turns(llm.renderer)
-        name_what_is_refused(llm.renderer)
+        _change_vllm(llm)
         tasks = await llm.get_supported_tasks()
         frontend = serving.frontend_arguments(arguments, self._settings)
         await init_app_state(llm, self._state, frontend, tasks)
         shown_model.install(self._state.openai_serving_models)
+        transcriptions.install(self._state)
         if self._settings.task == "generate":
             setup = pickle.dumps(render_process.RenderSetup(llm.vllm_config, frontend, self._settings.tool_strict))
             self._large = LargeRequests(
@@ -149,6 +148,7 @@ class VllmEngine:
         choices = n if isinstance(n, int) and n > 0 else 1
         continued = ContinuedRuns(submit, choices) if is_continued(submit) else None
         recorder = TokenRecorder(choices, FATAL, submit.cache_salt or "", continued)
+        recorder.priority = submit.priority
         is_whole = submit.operation.generates and not submit.body.get("stream")
         recorder.awaits_first_token = is_whole and continued is None
         self._recorders[submit.request_id] = recorder
@@ -215,7 +215,8 @@ class VllmEngine:
             body = answer if isinstance(answer, bytes) else response_entries.encoded(answer, entries)
             if submit.query_counted:
                 body = serving.without_query(body, submit, recorder)
-            return Frame(submit.number, body, 200, "json", recorder.take_groups(), 1, recorder.usage())
+            media = "text" if transcriptions.is_plain_text(submit) else "json"
+            return Frame(submit.number, body, 200, media, recorder.take_groups(), 1, recorder.usage())
         return answer
 
     def load(self) -> EngineLoad:
@@ -337,6 +338,14 @@ async def answer_frames(
     if recorder.failed is not None:
         raise recorder.failed from recorder.failure
     yield Frame(number, b"", status, media, groups=recorder.take_groups(), usage=recorder.usage())
+
+
+def _change_vllm(llm: RecordedLLM) -> None:
+    """Have vLLM's front end do what this package needs beside its own; no serving object is there yet."""
+    response_entries.install()
+    cut_calls.install()
+    take_turns(llm.renderer)
+    name_what_is_refused(llm.renderer)
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:

@@ -16,7 +16,7 @@ from serve_app.errors import BadRequest
 from serve_app.transport import Submit
 from serve_app.types import Operation
 
-READ_THERE = frozenset(one for one in Operation if not one.is_pooling) - {Operation.TOKENIZER_INFO}
+READ_THERE = frozenset(one for one in Operation if not (one.is_pooling or one.hears)) - {Operation.TOKENIZER_INFO}
 
 MEDIA_TIMES = 8  # as large as others, 0.1 s of the event loop: conversations with images are that long at most
 Read = Rendered | ErrorResponse | bytes

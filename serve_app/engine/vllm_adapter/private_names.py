@@ -1,7 +1,8 @@
 """Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `continuing`, `produced_tokens`), making
 log probabilities in slices (`SCORING_NAMES`: `log_probabilities`; `RESPONSE_NAMES`: `response_entries`), or rendering
 in turns (`RENDER_NAMES`: `render_turns`), or tool calls (`TOOL_NAMES`: `cut_calls`), or answers to Anthropic's clients
-(`MESSAGE_NAMES`: `messages`), or how EngineCore has ended (`END_NAMES`: `engine`).
+(`MESSAGE_NAMES`: `messages`), or of audio (`SPEECH_NAMES`: `transcriptions`), or how EngineCore has ended (`END_NAMES`:
+`engine`).
 
 Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
 engine that starts with such a release.
@@ -167,6 +168,19 @@ MESSAGE_NAMES = (
     ),
     PrivateName(MESSAGES_SERVING, "AnthropicServingMessages.messages_full_converter", ("generator",)),
     PrivateName(MESSAGES_SERVING, "AnthropicServingMessages.message_stream_converter", ("generator",)),
+)
+
+SPEECH_NAMES = (
+    PrivateName(
+        "vllm.entrypoints.speech_to_text.base.serving",
+        "SpeechToTextBaseServing",
+        ("_decode_and_chunk_speech_async", "asr_config"),
+    ),
+    PrivateName(
+        "vllm.entrypoints.speech_to_text.base.serving",
+        "SpeechToTextBaseServing._preprocess_speech_to_text",
+        ("request", "audio_data", "request_id"),
+    ),
 )
 
 END_NAMES = (

@@ -47,8 +47,10 @@ class RecordedLLM(AsyncLLM):
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        outputs = super().generate(prompt, sampling_params, request_id, **kwargs)
         recorder = recorder_of_request.get()
+        if recorder is not None:
+            kwargs.setdefault("priority", recorder.priority)  # transcriptions have none of their own
+        outputs = super().generate(prompt, sampling_params, request_id, **kwargs)
         if sampling_params.prompt_logprobs is not None:
             tenant = "" if recorder is None else recorder.tenant
             tokens = self._scored_tokens(prompt, sampling_params)

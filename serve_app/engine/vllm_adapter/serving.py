@@ -33,7 +33,7 @@ from serve_app.engine.client_names import MESSAGES, client_path, field_path, gra
 from serve_app.engine.responses_input import as_vllm_reads
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.trusted_models import trusted
-from serve_app.engine.vllm_adapter import cut_calls, messages
+from serve_app.engine.vllm_adapter import cut_calls, messages, transcriptions
 from serve_app.engine.vllm_adapter.body_models import fault_of, validated
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
 from serve_app.engine.vllm_adapter.messages import ERROR_EVENT
@@ -75,6 +75,8 @@ _SERVING_OBJECTS = {  # by operation: its name in the state, and what a model wi
     Operation.CLASSIFY: ("serving_classification", "classification"),
     Operation.SCORE: ("serving_scores", "scores"),
     Operation.RERANK: ("serving_scores", "scores"),
+    Operation.TRANSCRIPTION: ("openai_serving_transcription", "transcriptions"),
+    Operation.TRANSLATION: ("openai_serving_translation", "translations"),
 }
 
 
@@ -151,6 +153,8 @@ async def answer(
                 return _not_stored(responses)
             make_entries = functools.partial(llm.make_entries, submit.cache_salt or "")
             return responses_events(responses, make_entries, recorder_of_request.get())
+        case Operation.TRANSCRIPTION | Operation.TRANSLATION:
+            return await transcriptions.answer(serving, submit, request, raw)
     return bytes((await serving(request, raw)).body)
 
 
@@ -161,6 +165,8 @@ def request_of(submit: Submit, tool_strict: bool, budget: SchemaBudget | None = 
         tool_strict: calls that the request demands have arguments that satisfy the tool's schema.
         budget: of its schemas, see `with_enforced_schemas`.
     """
+    if submit.operation.hears:
+        return transcriptions.request_model(submit.operation, submit.body)
     body = dict(submit.body)
     if submit.operation.generates:
         body["priority"] = submit.priority

@@ -171,6 +171,8 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("POST", "/v1/rerank", Operation.RERANK),  # Jina's
     ("POST", "/v2/rerank", Operation.RERANK),  # Cohere's
     ("POST", "/rerank", Operation.RERANK),
+    ("POST", "/v1/audio/transcriptions", Operation.TRANSCRIPTION),
+    ("POST", "/v1/audio/translations", Operation.TRANSLATION),
     ("POST", "/tokenize", Operation.TOKENIZE),
     ("POST", "/detokenize", Operation.DETOKENIZE),
     ("POST", "/v1/sessions", SessionCall.OPEN),

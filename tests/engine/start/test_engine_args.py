@@ -147,6 +147,15 @@ def test_an_embedding_model_runs_as_a_pooling_model() -> None:
     assert (arguments["runner"], arguments["convert"]) == ("pooling", "embed")
 
 
+def test_vllm_decides_whether_a_transcription_model_caches_prefixes_unless_it_is_switched_off() -> None:
+    arguments = engine_arguments(model(task="transcribe"), "cpu")
+    assert not {"runner", "enable_prefix_caching"} & arguments.keys()
+    assert (
+        engine_arguments(model(task="transcribe", enable_prefix_caching=False), "cpu")["enable_prefix_caching"] is False
+    )
+    assert engine_arguments(model(), "cpu")["enable_prefix_caching"] is True
+
+
 @pytest.mark.parametrize(
     ("cores", "ranks", "expected"),
     [

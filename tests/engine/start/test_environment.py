@@ -16,7 +16,7 @@ import logging, logging.handlers, sys
 handler = logging.handlers.MemoryHandler(capacity=1, target=logging.FileHandler(sys.argv[1]))
 logging.getLogger("ray.serve").addHandler(handler)
 from serve_app.engine.start import environment
-environment.prepare(1, 8, 1_000_000)
+environment.prepare(1, 8, 1_000_000, 60.0)
 from vllm.config.logging import LoggingConfig
 from vllm.logger import configure_logging
 configure_logging(LoggingConfig())  # as an engine does when it starts

@@ -1,0 +1,117 @@
+"""The length, rate and channels of an audio file, by its headers; libraries that read the files make them."""
+
+from __future__ import annotations
+
+import io
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.core.audio import (
+    CHUNK_S,
+    TEXT_TOKENS_PER_S,
+    TOKENS_PER_S,
+    AudioFacts,
+    audio_facts,
+    chunks_of,
+    prompt_tokens,
+    text_tokens,
+)
+
+RATE = 48_000  # Opus has no other
+SECONDS = 2.5
+PADDING_S = 0.1  # that encoders add: a frame or two
+
+
+def by_soundfile(kind: str, subtype: str | None = None, channels: int = 2) -> bytes:
+    import numpy as np
+    import soundfile
+
+    file = io.BytesIO()
+    frames = np.zeros((round(RATE * SECONDS), channels), dtype=np.float32)
+    soundfile.write(file, frames, RATE, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+def by_ffmpeg(kind: str, codec: str) -> bytes:
+    import av
+    import numpy as np
+
+    file = io.BytesIO()
+    with av.open(file, "w", format=kind) as container:
+        stream = container.add_stream(codec, rate=RATE)
+        stream.layout = "stereo"
+        left = round(RATE * SECONDS)
+        while left:
+            size = min(left, 960)
+            frame = av.AudioFrame.from_ndarray(np.zeros((2, size), dtype=np.float32), format="fltp", layout="stereo")
+            frame.sample_rate = RATE
+            container.mux(stream.encode(frame))
+            left -= size
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+FILES = {
+    "wav": ("WAV", "PCM_16"),
+    "wav of floats": ("WAV", "FLOAT"),
+    "flac": ("FLAC", None),
+    "ogg vorbis": ("OGG", "VORBIS"),
+    "ogg opus": ("OGG", "OPUS"),
+    "mp3": ("MP3", None),
+}
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    made = {name: by_soundfile(*how) for name, how in FILES.items()}
+    return made | {"m4a": by_ffmpeg("ipod", "aac"), "webm": by_ffmpeg("webm", "libopus")}
+
+
+@pytest.mark.parametrize("name", [*FILES, "m4a", "webm"])
+def test_a_file_of_each_format_says_its_length_rate_and_channels(files: dict[str, bytes], name: str) -> None:
+    facts = audio_facts(files[name])
+    assert facts is not None
+    assert facts.seconds == pytest.approx(SECONDS, abs=PADDING_S)
+    assert (facts.rate, facts.channels) == (RATE, 2)
+
+
+@pytest.mark.parametrize("name", [*FILES, "m4a", "webm"])
+def test_a_file_that_is_cut_off_anywhere_raises_nothing(files: dict[str, bytes], name: str) -> None:
+    whole = files[name]
+    for size in {*range(min(len(whole), 600)), len(whole) // 2}:
+        audio_facts(whole[:size])
+
+
+@given(
+    st.binary(max_size=200),
+    st.sampled_from([b"RIFF....WAVE", b"fLaC", b"OggS", b"....ftyp", b"\x1a\x45\xdf\xa3", b"ID3", b""]),
+)
+def test_no_bytes_raise_anything(content: bytes, head: bytes) -> None:
+    facts = audio_facts(head + content)
+    assert facts is None or facts.seconds is None or facts.seconds >= 0
+
+
+def test_a_wav_that_claims_more_than_it_has_is_as_long_as_its_bytes() -> None:
+    head = b"RIFF" + struct.pack("<I4s4sIHHIIHH", 0, b"WAVE", b"fmt ", 16, 1, 1, 16_000, 32_000, 2, 16)
+    assert audio_facts(head + b"data" + struct.pack("<I", 2**32 - 1) + bytes(64_000)) == AudioFacts(2.0, 16_000, 1)
+
+
+def test_an_mp3_without_a_table_is_as_long_as_its_bit_rate_says() -> None:
+    frame = struct.pack(">I", 0xFFFB9000)  # MPEG 1, layer 3, 128 kbit/s, 44,100 Hz, stereo
+    facts = audio_facts(frame + bytes(16_000 - 4))
+    assert facts == AudioFacts(1.0, 44_100, 2)
+
+
+def test_text_and_images_are_no_audio() -> None:
+    assert audio_facts(b"a text that somebody uploads") is None
+    assert audio_facts(b"\x89PNG\r\n\x1a\n" + bytes(100)) is None
+    assert audio_facts(b"") is None
+
+
+def test_the_estimates_grow_with_the_seconds_and_are_at_least_one() -> None:
+    assert (chunks_of(0), prompt_tokens(0), text_tokens(0)) == (1, 1, 1)
+    assert (chunks_of(CHUNK_S), chunks_of(CHUNK_S + 0.1)) == (1, 2)
+    assert (prompt_tokens(10), text_tokens(10)) == (10 * TOKENS_PER_S, 10 * TEXT_TOKENS_PER_S)
