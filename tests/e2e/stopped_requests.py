@@ -25,10 +25,12 @@ from tests.e2e.continued_streams import (
     USAGE,
     late_in,
 )
+from tests.e2e.images import anthropic_messages, chat_messages, data_url, picture
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, Client, Reply
 from tests.fakes.engines import MODEL, until
 
 RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 REPLICA = "r1"
 SLOTS = 6  # of the engine: as many as one request has sequences, at most
 TOKENS = 32
@@ -47,6 +49,7 @@ CHATS: dict[str, dict[str, Any]] = {
         "max_tokens": SCHEMA_TOKENS,
     },
     "chat_penalties_seeded": GO_ON | PENALTIES | SEEDED | {"top_p": 0.9, "top_k": 50},
+    "chat_image": GO_ON | chat_messages(data_url(picture())),
 }
 STREAMED: dict[str, dict[str, Any]] = {
     "chat_pair": GO_ON | PAIR,
@@ -64,12 +67,14 @@ def body(path: str, more: dict[str, Any]) -> dict[str, Any]:
     asked: dict[str, Any] = {"model": MODEL, "temperature": 0}
     if path == CHAT:
         asked |= {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS}
+    elif path == MESSAGES:
+        asked |= {"max_tokens": TOKENS}
     elif path == COMPLETIONS:
         asked |= {"prompt": PROMPT, "max_tokens": TOKENS} | GO_ON
     else:
         asked |= {"input": PROMPT, "max_output_tokens": TOKENS}
     asked |= more
-    return asked | (USAGE if asked.get("stream") and path != RESPONSES else {})
+    return asked | (USAGE if asked.get("stream") and path in (CHAT, COMPLETIONS) else {})
 
 
 async def stopped(client: Client, path: str, asked: dict[str, Any], stops: list[int]) -> dict[str, Any]:
@@ -119,6 +124,7 @@ def requests(stop: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
         stream = {"stream": kind == "streamed"}
         found |= {f"{kind}_{name}": (CHAT, more | stream) for name, more in CHATS.items()}
         found[f"{kind}_completion"] = COMPLETIONS, {"stop": stop} | stream
+        found[f"{kind}_messages_image"] = MESSAGES, GO_ON | anthropic_messages(picture()) | stream
         found[f"{kind}_responses"] = RESPONSES, GO_ON | stream
         tool = {"tools": [{"type": "function"} | TOOL], "tool_choice": "required", "max_output_tokens": SCHEMA_TOKENS}
         found[f"{kind}_responses_tool"] = RESPONSES, tool | stream

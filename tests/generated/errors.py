@@ -109,6 +109,7 @@ MEANINGS: Mapping[str, str] = {
     "request_failed": "The engine failed at this request and lives. A repeat would fail too.",
     "engine_failed": "The engine died after a part of the answer, or several engines died.",
     "engine_unreachable": "No engine got the request.",
+    "unknown_operation": "All replicas are of an earlier release.",
     "not_continuable": "No other replica can [continue the stream](../explanation/continuity.md).",
     "slow_client": "The client left too much of the answer unread.",
     "slow_router": "The router read the engine's answer too slowly.",

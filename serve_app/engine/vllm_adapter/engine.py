@@ -44,6 +44,7 @@ from serve_app.engine.vllm_adapter import (
     continuing,
     cut_calls,
     log_probabilities,
+    media_connector,
     own_metrics,
     render_process,
     response_entries,
@@ -116,6 +117,7 @@ class VllmEngine:
             llm.prompt_turns = PrefillTurns(config.scheduler_config.max_num_batched_tokens)
         response_entries.install()
         cut_calls.install()
+        media_connector.install(self._settings.media_domains)
         take_turns(llm.renderer)
         name_what_is_refused(llm.renderer)
         tasks = await llm.get_supported_tasks()

@@ -1,0 +1,70 @@
+"""Requests with pictures, on vLLM: a model with an image tower answers as the `transformers` library does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import continued_streams, image_requests
+from tests.e2e.continuations import found
+from tests.e2e.images import ASKED, PICTURE_PATH, picture
+from tests.e2e.reference import Reference
+from tests.e2e.small_models import IMAGE_TOKEN, IMAGE_TOKENS, write_vision
+from tests.requires import requires
+
+requires("vllm")
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision(tmp_path_factory.mktemp("vision") / "model")
+
+
+def prompt_of(reference: Reference, text: str) -> list[int]:
+    return reference.encode_chat([{"role": "user", "content": f"{IMAGE_TOKEN * IMAGE_TOKENS}\n{text}"}])
+
+
+@pytest.mark.parametrize("name", ["chat_image", "messages_image"])
+def test_a_chat_with_a_picture_is_the_librarys_greedy_one(name: str, vision: Path) -> None:
+    reference = Reference(vision, picture())
+    prompt = prompt_of(reference, ASKED)
+    run = found()["cut"][name]["undisturbed"]
+    compared = reference.compare(prompt, run["made"]["0"])
+    assert compared.mismatch is None
+    assert compared.tokens == continued_streams.TOKENS
+    assert run["usage"][0] == len(prompt)
+
+
+def test_the_answer_depends_on_the_picture(vision: Path) -> None:
+    """Else it would be equal for no reason."""
+    made = found()["cut"]["chat_image"]["undisturbed"]["made"]["0"]
+    reference = Reference(vision, picture(seed=1))
+    assert reference.compare(prompt_of(reference, ASKED), made).mismatch is not None
+
+
+def test_a_picture_behind_a_link_is_answered_as_one_in_the_body() -> None:
+    pictures = found()["pictures"]
+    assert pictures["data"]["status"] == 200
+    assert pictures["address"] == pictures["data"] | {"counted": pictures["address"]["counted"]}
+    assert pictures["fetched"].count(PICTURE_PATH) == 1
+
+
+def test_the_queue_counts_at_least_the_tokens_of_the_prompt() -> None:
+    for name in ("data", "address", "two"):
+        asked = found()["pictures"][name]
+        assert asked["counted"] >= asked["tokens"] > IMAGE_TOKENS
+
+
+def test_a_name_that_leads_inside_is_refused_without_saying_where() -> None:
+    error = found()["pictures"]["name"]["error"]
+    assert found()["pictures"]["name"]["status"] == 400
+    assert image_requests.NAME in error["message"]
+    assert "media_domains" in error["message"]
+    assert "127.0.0" not in error["message"]
+
+
+@pytest.mark.parametrize("name", ["other_address", "redirect", "no_picture", "three"])
+def test_what_is_not_allowed_or_no_picture_is_refused(name: str) -> None:
+    """`three`: above the model's `limit_mm_per_prompt`."""
+    assert found()["pictures"][name]["status"] in (400, 422)
