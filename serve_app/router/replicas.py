@@ -180,8 +180,8 @@ class ReplicaSet:
         """
         if operation is None or operation in FIRST_OPERATIONS:
             return frozenset()
-        known = {name: channel.operations for name, channel in self.channels.items() if name in self.running}
-        found = frozenset(name for name, operations in known.items() if operations is not None and operation not in operations)
+        channels = (channel for name, channel in self.channels.items() if name in self.running)
+        found = frozenset(channel.replica_id for channel in channels if not channel.may_know(operation))
         if found and found == self.running:
             raise OperationUnknown(
                 f"no replica of {self._queue.model} knows the operation {operation.value!r}: all are of an earlier "

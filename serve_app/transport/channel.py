@@ -115,8 +115,12 @@ class Channel:
                     connection.cancel(number)
                 self._close_when_idle()
 
+    def may_know(self, operation: Operation) -> bool:
+        """Whether the replica knows an operation, or has not been asked yet."""
+        return self.operations is None or operation in self.operations
+
     def _require_known(self, operation: Operation) -> None:
-        if self.operations is not None and operation not in self.operations:
+        if not self.may_know(operation):
             raise OperationUnknown(
                 f"engine replica {self.replica_id} is of an earlier release, and does not know {operation.value!r}"
             )

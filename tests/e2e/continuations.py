@@ -1,6 +1,6 @@
-"""Streams that are cut, requests that are stopped and requests with pictures, on one vLLM engine beside a router and the
-quota actor in one process: `python -m tests.e2e.continuations` prints all as JSON. The model is the built-in one behind
-an image tower, so texts are answered as by that."""
+"""Streams that are cut, requests that are stopped and requests with pictures, on one vLLM engine beside a router and
+the quota actor in one process: `python -m tests.e2e.continuations` prints all as JSON. The model is the built-in one
+behind an image tower, so texts are answered as by that."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ async def scenario(cluster: FakeCluster) -> None:
     with serving(ALLOWED, picture()) as server:
         pictures = await ask_about_pictures(client, picture(), server)
     ended = await end_core(cluster[REPLICA].engine.backend)  # the last: no engine is left
-    print(json.dumps({"continues": info.continues, "cut": cut, "ended": ended, "pictures": pictures} | stopped), flush=True)
+    answer = {"continues": info.continues, "cut": cut, "ended": ended, "pictures": pictures} | stopped
+    print(json.dumps(answer), flush=True)
 
 
 def main() -> None:

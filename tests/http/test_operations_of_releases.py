@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import msgspec
@@ -11,12 +10,12 @@ import msgspec
 from serve_app.transport.messages import Batch, batch_decoder, batch_encoder
 from serve_app.types import FIRST_OPERATIONS, Operation
 from tests.fakes.asgi_client import Client, ask, running, started
-from tests.fakes.engines import FakeCluster, model, run, turns, until
+from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
 from tests.fakes.router import SOON_S
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-MESSAGE: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hello"}]}
+MESSAGE: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "Hello"}]}
 
 
 class OldBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -83,12 +82,12 @@ def test_without_a_replica_that_knows_it_the_refusal_names_the_operation_and_not
         connections = [cluster[name].connections for name in ("r1", "r2")]
         for _ in range(3):
             refused = await client.post(MESSAGE, MESSAGES)
-            assert refused.status == 503
-            assert "'messages'" in json.loads(refused.body)["error"]["message"]
+            assert (refused.status, refused.error["code"]) == (529, "unknown_operation")  # a 503, as Anthropic says it
+            assert "'messages'" in refused.error["message"]
             assert "retry-after" in refused.headers
         counted = await client.post({one: MESSAGE[one] for one in ("model", "messages")}, COUNT)
-        assert counted.status == 503
-        assert "'message_tokens'" in json.loads(counted.body)["error"]["message"]
+        assert counted.status == 529
+        assert "'message_tokens'" in counted.error["message"]
         assert len(cluster.submits) == 1
         assert [cluster[name].connections for name in ("r1", "r2")] >= connections
         assert not client.model.replica_set.ejected_count
@@ -104,7 +103,7 @@ def test_messages_are_served_as_soon_as_a_replica_of_this_release_runs() -> None
     async def scenario(cluster: FakeCluster) -> None:
         await old(cluster, "old")
         client = await Client(cluster).start()
-        assert (await client.post(MESSAGE, MESSAGES)).status == 503
+        assert (await client.post(MESSAGE, MESSAGES)).status == 529
         await cluster.add("new")
         await turns(20)
         assert (await client.post(MESSAGE, MESSAGES)).status == 200

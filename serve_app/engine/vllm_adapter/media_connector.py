@@ -1,8 +1,8 @@
 """Fetches the media behind links in requests, in place of vLLM's own connection: only from addresses that
 `core.media_hosts` allows.
 
-vLLM compares the host of a link with `media_domains` and fetches it. Here each address that the host's name leads to is
-looked at when it is connected to, so that no later answer of the DNS counts. An address in a link is in the list itself.
+vLLM compares the host of a link with `media_domains` and fetches it. Here a name leads to its allowed addresses alone,
+which are those that are connected to: no later answer of the DNS counts. An address in a link is in the list itself.
 
 Invariant: no redirect is followed, whatever vLLM's environment says: its target would be in no list.
 """
