@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -16,13 +16,15 @@ from vllm.exceptions import VLLMValidationError  # noqa: E402
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY  # noqa: E402
 
 from serve_app.engine.vllm_adapter import media_connector  # noqa: E402
+from serve_app.engine.vllm_adapter.private_names import MEDIA_NAMES, missing  # noqa: E402
+from serve_app.errors import ConfigError  # noqa: E402
 from tests.e2e.images import MOVED_PATH, picture, serving  # noqa: E402
 
 LOOPBACK = "127.0.0.1"
 NAME = "localhost"  # it leads to loopback
 
 
-def fetch(url: str, hosts: Iterable[str]) -> Any:
+def fetch(url: str, hosts: Collection[str]) -> Any:
     """The picture behind a link, as an engine with these `media_domains` fetches it."""
 
     async def fetched() -> Any:
@@ -77,3 +79,19 @@ def test_no_redirect_is_followed_whatever_the_environment_says(allowed: str, mon
         with pytest.raises(ValueError, match="image"):
             fetch(server.url(path=MOVED_PATH), (LOOPBACK,))
         assert server.asked == [MOVED_PATH]
+
+
+def test_the_installed_vllm_fetches_media_as_is_known_here() -> None:
+    assert missing(MEDIA_NAMES) == []
+
+
+def test_an_engine_with_hosts_does_not_start_on_a_vllm_that_fetches_in_another_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(media_connector, "missing", lambda names: ["vllm.connections.HTTPConnection"])
+    monkeypatch.setattr(MEDIA_CONNECTOR_REGISTRY, "name2class", {})
+    with pytest.raises(ConfigError, match="HTTPConnection") as refused:
+        media_connector.install((NAME,))
+    assert refused.value.param == "models.media_domains"
+    media_connector.install(())
+    assert list(MEDIA_CONNECTOR_REGISTRY.name2class) == ["http"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import aiohttp
@@ -22,14 +22,23 @@ from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from serve_app.core.media_hosts import Network, may_be_fetched_from, named_networks
+from serve_app.engine.vllm_adapter.private_names import MEDIA_NAMES, missing
+from serve_app.errors import ConfigError
 
 logger = logging.getLogger("ray.serve")
 
 HTTP = "http"  # vLLM's name of the connector, unless the operator names another one in VLLM_MEDIA_CONNECTOR
 
 
-def install(hosts: Iterable[str]) -> None:
-    """Fetch media in this process so. `hosts`: `models[].media_domains`."""
+def install(hosts: Collection[str]) -> None:
+    """Fetch media in this process so. `hosts`: `models[].media_domains`.
+
+    Raises:
+        ConfigError: this vLLM fetches in another way, which nothing here would check.
+    """
+    lacking = missing(MEDIA_NAMES)
+    if lacking and hosts:
+        raise ConfigError(f"this vLLM has changed how it fetches media: {lacking}", param="models.media_domains")
     connection = CheckedConnection(named_networks(hosts))
     MEDIA_CONNECTOR_REGISTRY.register(HTTP)(functools.partial(MediaConnector, connection=connection))
 

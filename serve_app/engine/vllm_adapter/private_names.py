@@ -1,7 +1,8 @@
 """Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `continuing`, `produced_tokens`), making
 log probabilities in slices (`SCORING_NAMES`: `log_probabilities`; `RESPONSE_NAMES`: `response_entries`), or rendering
 in turns (`RENDER_NAMES`: `render_turns`), or tool calls (`TOOL_NAMES`: `cut_calls`), or answers to Anthropic's clients
-(`MESSAGE_NAMES`: `messages`), or how EngineCore has ended (`END_NAMES`: `engine`).
+(`MESSAGE_NAMES`: `messages`), or how EngineCore has ended (`END_NAMES`: `engine`), or fetching media
+(`MEDIA_NAMES`: `media_connector`).
 
 Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
 engine that starts with such a release.
@@ -167,6 +168,15 @@ MESSAGE_NAMES = (
     ),
     PrivateName(MESSAGES_SERVING, "AnthropicServingMessages.messages_full_converter", ("generator",)),
     PrivateName(MESSAGES_SERVING, "AnthropicServingMessages.message_stream_converter", ("generator",)),
+)
+
+MEDIA_NAMES = (
+    PrivateName("vllm.connections", "HTTPConnection.get_async_client"),
+    PrivateName("vllm.connections", "HTTPConnection.get_sync_client"),
+    PrivateName(
+        "vllm.connections", "HTTPConnection.get_async_response", ("url", "timeout", "extra_headers", "allow_redirects")
+    ),
+    PrivateName("vllm.multimodal.media.connector", "MediaConnector.__init__", ("connection", "allowed_media_domains")),
 )
 
 END_NAMES = (
