@@ -39,9 +39,9 @@ async def scenario(cluster: FakeCluster) -> None:
     info = client.model.replica_set.info
     assert info is not None
     cut = await cut_streams(cluster[REPLICA].engine.backend)
-    stopped = await stop_requests(client)
-    with serving(ALLOWED, picture()) as server:
+    with serving(ALLOWED, picture()) as server:  # first, as its router has not learned anything of its tenant yet
         pictures = await ask_about_pictures(client, picture(), server)
+    stopped = await stop_requests(client)
     ended = await end_core(cluster[REPLICA].engine.backend)  # the last: no engine is left
     answer = {"continues": info.continues, "cut": cut, "ended": ended, "pictures": pictures} | stopped
     print(json.dumps(answer), flush=True)

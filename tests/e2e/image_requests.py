@@ -6,11 +6,12 @@ By name: the `status` of each answer, its `error` or `text`, the `tokens` of its
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
-from tests.e2e.continued_streams import GO_ON
-from tests.e2e.images import MOVED_PATH, PictureServer, chat_messages, data_url
+from tests.e2e.continued_streams import GO_ON, WEATHER
+from tests.e2e.images import MOVED_PATH, PictureServer, chat_messages, data_url, picture
 from tests.fakes.asgi_client import CHAT, Client
 from tests.fakes.engines import MODEL
 
@@ -18,6 +19,12 @@ ALLOWED = "127.0.0.2"  # in `media_domains` as an address
 NAME = "localhost"  # in `media_domains` as a name, which leads to another address
 DOMAINS = (ALLOWED, NAME)
 TOKENS = 12
+UNSEEN = (
+    WEATHER
+    | {"required": ["city", "days", "station", "rain"]}
+    | {"properties": WEATHER["properties"] | {"rain": {"type": "boolean"}}}
+)
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "unseen", "schema": UNSEEN, "strict": True}}
 
 
 async def ask_about_pictures(client: Client, data: bytes, server: PictureServer) -> dict[str, Any]:
@@ -29,10 +36,14 @@ async def ask_about_pictures(client: Client, data: bytes, server: PictureServer)
         "redirect": server.url(path=MOVED_PATH),
         "no_picture": data_url(b"no picture"),
     }
-    found = {name: await ask(client, chat_messages(link)) for name, link in links.items()}
+    found: dict[str, Any] = {name: await ask(client, chat_messages(link)) for name, link in links.items()}
     found["two"] = await ask(client, {"messages": 2 * chat_messages(links["data"])["messages"]})
     found["three"] = await ask(client, {"messages": 3 * chat_messages(links["data"])["messages"]})
-    return found | {"fetched": server.asked}
+    new = chat_messages(data_url(picture(seed=7)))
+    # A grammar is compiled after its request was rendered, so the other one reaches EngineCore before it.
+    waits = {"response_format": SCHEMA, "max_tokens": TOKENS, "model": MODEL} | new
+    answers = await asyncio.gather(client.post(waits, CHAT), client.post(waits | {"response_format": None}, CHAT))
+    return found | {"fetched": server.asked, "at_once": [one.status for one in answers]}
 
 
 async def ask(client: Client, messages: dict[str, Any]) -> dict[str, Any]:

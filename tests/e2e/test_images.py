@@ -51,7 +51,7 @@ def test_a_picture_behind_a_link_is_answered_as_one_in_the_body() -> None:
 
 
 def test_the_queue_counts_at_least_the_tokens_of_the_prompt() -> None:
-    for name in ("data", "address", "two"):
+    for name in ("data", "address"):
         asked = found()["pictures"][name]
         assert asked["counted"] >= asked["tokens"] > IMAGE_TOKENS
 
@@ -62,6 +62,16 @@ def test_a_name_that_leads_inside_is_refused_without_saying_where() -> None:
     assert image_requests.NAME in error["message"]
     assert "media_domains" in error["message"]
     assert "127.0.0" not in error["message"]
+
+
+def test_a_request_does_not_need_another_one_with_its_picture_to_come_first() -> None:
+    assert found()["pictures"]["at_once"] == [200, 200]
+
+
+def test_two_pictures_are_answered_and_each_has_its_tokens() -> None:
+    one, two = (found()["pictures"][name] for name in ("data", "two"))
+    assert (one["status"], two["status"]) == (200, 200)
+    assert two["tokens"] - one["tokens"] > IMAGE_TOKENS
 
 
 @pytest.mark.parametrize("name", ["other_address", "redirect", "no_picture", "three"])

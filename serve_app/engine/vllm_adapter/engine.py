@@ -54,6 +54,7 @@ from serve_app.engine.vllm_adapter import (
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
+from serve_app.engine.vllm_adapter.media_cache import keep_in_front
 from serve_app.engine.vllm_adapter.messages import ERROR_EVENT
 from serve_app.engine.vllm_adapter.private_names import END_NAMES, missing
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM
@@ -98,6 +99,7 @@ class VllmEngine:
         if config.structured_outputs_config.backend == "auto":
             # EngineCore has one backend for all requests; under "auto", the first request would choose it.
             config.structured_outputs_config.backend = BACKEND
+        keep_in_front(config)
         llm = RecordedLLM(
             vllm_config=config,
             executor_class=_executor_class(config, self._settings),
