@@ -1,6 +1,6 @@
 """Where an engine keeps the media that it has processed: in front alone, from where each request has them.
 
-By default vLLM sends a medium to EngineCore with the first request that has it, and then only its hash, for it relies on
+By default vLLM sends a medium to EngineCore with the first request that has it, and then only its hash: it relies on
 the order in which requests were rendered. Here a request may wait after that: for its grammar, its turn, or while what
 it has produced elsewhere is made again. Another one with the same medium could reach EngineCore before it, and fail.
 """
