@@ -96,10 +96,7 @@ class VllmEngine:
         """Load the model and build vLLM's serving objects; blocks the loop until EngineCore answers (as vLLM does)."""
         arguments = AsyncEngineArgs(**engine_args.engine_arguments(self._settings, environment.platform()))
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-        if config.structured_outputs_config.backend == "auto":
-            # EngineCore has one backend for all requests; under "auto", the first request would choose it.
-            config.structured_outputs_config.backend = BACKEND
-        keep_in_front(config)
+        _set_for_all_requests(config)
         llm = RecordedLLM(
             vllm_config=config,
             executor_class=_executor_class(config, self._settings),
@@ -341,6 +338,13 @@ async def answer_frames(
     if recorder.failed is not None:
         raise recorder.failed from recorder.failure
     yield Frame(number, b"", status, media, groups=recorder.take_groups(), usage=recorder.usage())
+
+
+def _set_for_all_requests(config: VllmConfig) -> None:
+    """What would else depend on which request comes first."""
+    if config.structured_outputs_config.backend == "auto":
+        config.structured_outputs_config.backend = BACKEND  # EngineCore has one, which the first request would choose
+    keep_in_front(config)
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:
