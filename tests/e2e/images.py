@@ -18,7 +18,7 @@ PICTURE_PATH = "/picture.png"
 MOVED_PATH = "/moved.png"
 
 
-def picture(seed: int = 0, width: int = 48, height: int = 64) -> bytes:
+def picture(seed: int = 0, width: int = 64, height: int = 64) -> bytes:
     """A PNG of noise, the same on every machine."""
     noise = hashlib.shake_256(f"picture {seed}".encode()).digest(3 * width * height)
     rows = b"".join(b"\0" + noise[at : at + 3 * width] for at in range(0, len(noise), 3 * width))

@@ -117,4 +117,5 @@ def pixels(folder: Path, image: bytes) -> dict[str, Any]:
     from transformers import AutoImageProcessor
 
     processor = AutoImageProcessor.from_pretrained(folder)
-    return dict(processor(Image.open(io.BytesIO(image)).convert("RGB"), return_tensors="pt"))
+    made = processor([[Image.open(io.BytesIO(image)).convert("RGB")]], return_tensors="pt")
+    return {name: made[name] for name in ("pixel_values", "pixel_attention_mask")}

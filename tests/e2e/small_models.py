@@ -15,19 +15,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LABELS = ("calm", "busy", "full")
-IMAGE_TOKEN = "<image>"  # in the text of a prompt, as vLLM writes it for LLaVA
 IMAGE_SIDE = 32  # pixels of the square that the tower sees of any image
 PATCH_SIDE = 8
-IMAGE_TOKENS = (IMAGE_SIDE // PATCH_SIDE) ** 2  # of each image in the prompt
+SCALE = 2  # patches on a side that become one token
+PATCHES = (IMAGE_SIDE // PATCH_SIDE) ** 2
+IMAGE_TOKENS = PATCHES // SCALE**2  # of each image in the prompt, beside the marks around them
+IMAGE_TOKEN = "<image>"  # in the text of a prompt, as vLLM writes it
+EDGE_TOKEN = "<fake_token_around_image>"
+IMAGE_TEXT = f"{EDGE_TOKEN}<global-img>{IMAGE_TOKEN * IMAGE_TOKENS}{EDGE_TOKEN}"  # what that becomes
+ADDED_TOKENS = (EDGE_TOKEN, "<end_of_utterance>")  # the processor adds what its tokenizer lacks
 TOWER: dict[str, Any] = {
-    "model_type": "clip_vision_model",
+    "model_type": "idefics3_vision",
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "image_size": IMAGE_SIDE,
     "patch_size": PATCH_SIDE,
-    "projection_dim": 64,
 }
 
 
@@ -48,49 +52,58 @@ def write_classifier(folder: Path, labels: Sequence[str] = LABELS, seed: int = 0
 
 
 def write_vision(folder: Path, seed: int = 0) -> Path:
-    """The built-in model behind an image tower of random weights, as LLaVA 1.5 has it: CLIP, and a projector to the
-    words' embeddings. The padding token, which no text has, stands for images; so texts are answered as by the built-in
-    model. Its image processor is the one on Pillow, for there is no torchvision."""
+    """The built-in model behind an image tower of random weights, as Idefics 3 has it. The padding token, which no text
+    has, stands for images; so texts are answered as by the built-in model. It needs no torchvision, as vLLM's LLaVA,
+    Qwen-VL and Gemma 3 do."""
     import numpy as np
     from safetensors.numpy import load_file, save_file
 
     shutil.copytree(FOLDER, folder)
     draw = np.random.default_rng(seed)
-    weights = {f"language_model.{name}": weight for name, weight in load_file(folder / WEIGHTS).items()}
+    weights = {_named(name): weight for name, weight in load_file(folder / WEIGHTS).items()}
+    for name in (EMBEDDINGS, HEAD):
+        weights[name] = np.pad(weights[name], ((0, len(ADDED_TOKENS)), (0, 0)))
     for name, shape in _tower_shapes().items():
         scale = 1.0 / np.sqrt(np.prod(shape[1:])) if len(shape) > 1 else 0.02
         weights[name] = (draw.normal(size=shape) * scale + _mean(name)).astype(np.float32)
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     text = {name: value for name, value in CONFIG.items() if name not in ("architectures", "dtype")}
     config = {
-        "architectures": ["LlavaForConditionalGeneration"],
-        "model_type": "llava",
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "model_type": "idefics3",
         "dtype": "float32",
-        "text_config": text,
+        "text_config": text | {"vocab_size": CONFIG["vocab_size"] + len(ADDED_TOKENS)},
         "vision_config": TOWER,
-        "image_token_index": CONFIG["pad_token_id"],
-        "image_seq_length": IMAGE_TOKENS,
-        "projector_hidden_act": "gelu",
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "default",
-        "tie_word_embeddings": False,
+        "image_token_id": CONFIG["pad_token_id"],
+        "pad_token_id": CONFIG["pad_token_id"],
         "eos_token_id": CONFIG["eos_token_id"],
+        "scale_factor": SCALE,
+        "tie_word_embeddings": False,
     }
-    processor = {
-        "processor_class": "LlavaProcessor",
-        "patch_size": PATCH_SIDE,
-        "vision_feature_select_strategy": "default",
-        "image_token": IMAGE_TOKEN,
-        "num_additional_image_tokens": 1,
-    }
-    square = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
-    images = {"image_processor_type": "CLIPImageProcessor", "size": square, "crop_size": square}
-    for name, document in (("config", config), ("processor_config", processor), ("preprocessor_config", images)):
+    side = {"longest_edge": IMAGE_SIDE}
+    images = {"image_processor_type": "Idefics3ImageProcessor", "size": side, "max_image_size": side}
+    processor = {"processor_class": "Idefics3Processor", "image_seq_len": IMAGE_TOKENS}
+    documents = {"config": config, "processor_config": processor}
+    documents["preprocessor_config"] = images | {"do_image_splitting": False}
+    for name, document in documents.items():
         (folder / f"{name}.json").write_text(json.dumps(document))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         file = folder / name
         file.write_text(file.read_text().replace("<|pad|>", IMAGE_TOKEN))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    for number, token in enumerate(ADDED_TOKENS, CONFIG["vocab_size"]):
+        tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": number, "content": token})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
+
+
+EMBEDDINGS = "model.text_model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+def _named(name: str) -> str:
+    """A weight of the built-in model, as Idefics 3 names it."""
+    return name if name == HEAD else name.replace("model.", "model.text_model.", 1)
 
 
 def _mean(name: str) -> float:
@@ -100,18 +113,18 @@ def _mean(name: str) -> float:
 
 
 def _tower_shapes() -> dict[str, tuple[int, ...]]:
-    """The weights of tower and projector, by their names in LLaVA's files."""
+    """The weights of the tower and of what connects it."""
     size: int = TOWER["hidden_size"]
     inner: int = TOWER["intermediate_size"]
-    words = CONFIG["hidden_size"]
-    tower = "vision_tower.vision_model"
+    tower = "model.vision_model"
     found: dict[str, tuple[int, ...]] = {
-        f"{tower}.embeddings.class_embedding": (size,),
         f"{tower}.embeddings.patch_embedding.weight": (size, 3, PATCH_SIDE, PATCH_SIDE),
-        f"{tower}.embeddings.position_embedding.weight": (IMAGE_TOKENS + 1, size),
+        f"{tower}.embeddings.patch_embedding.bias": (size,),
+        f"{tower}.embeddings.position_embedding.weight": (PATCHES, size),
+        "model.connector.modality_projection.proj.weight": (CONFIG["hidden_size"], size * SCALE**2),
     }
-    linear = {"multi_modal_projector.linear_1": (words, size), "multi_modal_projector.linear_2": (words, words)}
-    norms = [f"{tower}.pre_layrnorm", f"{tower}.post_layernorm"]
+    linear = dict[str, tuple[int, int]]()
+    norms = [f"{tower}.post_layernorm"]
     for layer in range(TOWER["num_hidden_layers"]):
         at = f"{tower}.encoder.layers.{layer}"
         linear |= {f"{at}.self_attn.{one}_proj": (size, size) for one in ("q", "k", "v", "out")}

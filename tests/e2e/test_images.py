@@ -10,7 +10,7 @@ from tests.e2e import continued_streams, image_requests
 from tests.e2e.continuations import found
 from tests.e2e.images import ASKED, PICTURE_PATH, picture
 from tests.e2e.reference import Reference
-from tests.e2e.small_models import IMAGE_TOKEN, IMAGE_TOKENS, write_vision
+from tests.e2e.small_models import IMAGE_TEXT, IMAGE_TOKENS, write_vision
 from tests.requires import requires
 
 requires("vllm")
@@ -22,7 +22,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prompt_of(reference: Reference, text: str) -> list[int]:
-    return reference.encode_chat([{"role": "user", "content": f"{IMAGE_TOKEN * IMAGE_TOKENS}\n{text}"}])
+    return reference.encode_chat([{"role": "user", "content": f"{IMAGE_TEXT}\n{text}"}])
 
 
 @pytest.mark.parametrize("name", ["chat_image", "messages_image"])
