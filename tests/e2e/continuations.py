@@ -1,15 +1,12 @@
-"""Streams that are cut, requests that are stopped and requests with pictures, on one vLLM engine beside a router and
-the quota actor in one process: `python -m tests.e2e.continuations` prints all as JSON. The model is the built-in one
-behind an image tower, so texts are answered as by that."""
+"""Streams that are cut and requests that are stopped, on one vLLM engine beside a router and the quota actor in one
+process: `python -m tests.e2e.continuations` prints both as JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import json
-import tempfile
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -19,9 +16,6 @@ from serve_app.settings.settings import BUILT_IN_MODEL
 from tests.e2e import one_engine
 from tests.e2e.continued_streams import CREATED, cut_streams
 from tests.e2e.ended_core import end_core
-from tests.e2e.image_requests import ALLOWED, DOMAINS, ask_about_pictures
-from tests.e2e.images import picture, serving
-from tests.e2e.small_models import write_vision
 from tests.e2e.stopped_requests import ENGINE_S, REPLICA, SLOTS, stop_requests
 from tests.fakes.asgi_client import started
 from tests.fakes.engines import MODEL, FakeCluster, run, until
@@ -39,21 +33,15 @@ async def scenario(cluster: FakeCluster) -> None:
     info = client.model.replica_set.info
     assert info is not None
     cut = await cut_streams(cluster[REPLICA].engine.backend)
-    with serving(ALLOWED, picture()) as server:  # first, as its router has not learned anything of its tenant yet
-        pictures = await ask_about_pictures(client, picture(), server)
     stopped = await stop_requests(client)
     ended = await end_core(cluster[REPLICA].engine.backend)  # the last: no engine is left
-    answer = {"continues": info.continues, "cut": cut, "ended": ended, "pictures": pictures} | stopped
-    print(json.dumps(answer), flush=True)
+    print(json.dumps({"continues": info.continues, "cut": cut, "ended": ended} | stopped), flush=True)
 
 
 def main() -> None:
-    changed = {"name": MODEL, "enforce_eager": True, "max_num_seqs": SLOTS, "media_domains": DOMAINS}
-    more = {"limit_mm_per_prompt": {"image": 2}, "mm_processor_cache_gb": 0.1}
+    settings = BUILT_IN_MODEL.model_copy(update={"name": MODEL, "enforce_eager": True, "max_num_seqs": SLOTS})
     clock = SimpleNamespace(time=lambda: CREATED, monotonic=time.monotonic)
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(engine_calls, "time", clock):
-        path = str(write_vision(Path(folder) / "vision"))
-        settings = BUILT_IN_MODEL.model_copy(update=changed | {"path": path, "extra_engine_args": more})
+    with mock.patch.object(engine_calls, "time", clock):
         run(scenario, settings, loop=asyncio.new_event_loop, bound_s=ENGINE_S)
 
 

@@ -21,7 +21,6 @@ from serve_app.transport import EngineBackend, Frame, Submit
 from serve_app.transport.frame_batcher import FrameBatcher
 from serve_app.transport.messages import batch_decoder
 from serve_app.types import Operation
-from tests.e2e.images import anthropic_messages, chat_messages, data_url, picture
 from tests.fakes.engines import MODEL
 
 CREATED = 1_700_000_000
@@ -66,8 +65,6 @@ CHAT: dict[str, dict[str, Any]] = {
     "chat_tool_cached": GO_ON | {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "auto"} | USAGE,
     "chat_penalties": GO_ON | PENALTIES,
     "chat_penalties_seeded": GO_ON | PENALTIES | SEEDED | {"top_p": 0.9, "top_k": 50},
-    "chat_image": GO_ON | USAGE | chat_messages(data_url(picture())),
-    "chat_image_schema": {"response_format": SCHEMA, "max_tokens": SCHEMA_TOKENS} | chat_messages(data_url(picture(1))),
 }
 COMPLETION: dict[str, dict[str, Any]] = {
     "completion": USAGE,
@@ -94,7 +91,6 @@ ANTHROPIC: dict[str, dict[str, Any]] = {
     },
     "messages_tool": {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any"}, "max_tokens": SCHEMA_TOKENS},
     "messages_tool_auto": GO_ON | {"tools": [ANTHROPIC_TOOL]},
-    "messages_image": GO_ON | anthropic_messages(picture()),
 }
 INEXACT: dict[str, tuple[Operation, dict[str, Any]]] = {
     "responses_logprobs": (

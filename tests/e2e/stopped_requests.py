@@ -25,7 +25,6 @@ from tests.e2e.continued_streams import (
     USAGE,
     late_in,
 )
-from tests.e2e.images import anthropic_messages, chat_messages, data_url, picture
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, Client, Reply
 from tests.fakes.engines import MODEL, until
 
@@ -49,7 +48,6 @@ CHATS: dict[str, dict[str, Any]] = {
         "max_tokens": SCHEMA_TOKENS,
     },
     "chat_penalties_seeded": GO_ON | PENALTIES | SEEDED | {"top_p": 0.9, "top_k": 50},
-    "chat_image": GO_ON | chat_messages(data_url(picture())),
 }
 STREAMED: dict[str, dict[str, Any]] = {
     "chat_pair": GO_ON | PAIR,
@@ -124,7 +122,6 @@ def requests(stop: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
         stream = {"stream": kind == "streamed"}
         found |= {f"{kind}_{name}": (CHAT, more | stream) for name, more in CHATS.items()}
         found[f"{kind}_completion"] = COMPLETIONS, {"stop": stop} | stream
-        found[f"{kind}_messages_image"] = MESSAGES, GO_ON | anthropic_messages(picture()) | stream
         found[f"{kind}_responses"] = RESPONSES, GO_ON | stream
         tool = {"tools": [{"type": "function"} | TOOL], "tool_choice": "required", "max_output_tokens": SCHEMA_TOKENS}
         found[f"{kind}_responses_tool"] = RESPONSES, tool | stream

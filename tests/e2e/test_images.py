@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import continued_streams, image_requests
-from tests.e2e.continuations import found
+from tests.e2e import continued_streams, image_requests, stopped_requests, test_preemption, vision
 from tests.e2e.images import ASKED, PICTURE_PATH, picture
 from tests.e2e.reference import Reference
 from tests.e2e.small_models import IMAGE_TEXT, IMAGE_TOKENS, write_vision
+from tests.e2e.test_continued_streams import answer_of
+from tests.e2e.vision import found
 from tests.requires import requires
 
 requires("vllm")
+pytestmark = pytest.mark.long  # an engine of its own
 
 
 @pytest.fixture(scope="module")
-def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_vision(tmp_path_factory.mktemp("vision") / "model")
 
 
@@ -26,8 +28,8 @@ def prompt_of(reference: Reference, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["chat_image", "messages_image"])
-def test_a_chat_with_a_picture_is_the_librarys_greedy_one(name: str, vision: Path) -> None:
-    reference = Reference(vision, picture())
+def test_a_chat_with_a_picture_is_the_librarys_greedy_one(name: str, folder: Path) -> None:
+    reference = Reference(folder, picture())
     prompt = prompt_of(reference, ASKED)
     run = found()["cut"][name]["undisturbed"]
     compared = reference.compare(prompt, run["made"]["0"])
@@ -36,10 +38,10 @@ def test_a_chat_with_a_picture_is_the_librarys_greedy_one(name: str, vision: Pat
     assert run["usage"][0] == len(prompt)
 
 
-def test_the_answer_depends_on_the_picture(vision: Path) -> None:
+def test_the_answer_depends_on_the_picture(folder: Path) -> None:
     """Else it would be equal for no reason."""
     made = found()["cut"]["chat_image"]["undisturbed"]["made"]["0"]
-    reference = Reference(vision, picture(seed=1))
+    reference = Reference(folder, picture(seed=1))
     assert reference.compare(prompt_of(reference, ASKED), made).mismatch is not None
 
 
@@ -78,3 +80,27 @@ def test_two_pictures_are_answered_and_each_has_its_tokens() -> None:
 def test_what_is_not_allowed_or_no_picture_is_refused(name: str) -> None:
     """`three`: above the model's `limit_mm_per_prompt`."""
     assert found()["pictures"][name]["status"] in (400, 422)
+
+
+@pytest.mark.parametrize("name", vision.CUT)
+def test_a_continued_stream_about_a_picture_is_the_undisturbed_one(name: str) -> None:
+    undisturbed = found()["cut"][name]["undisturbed"]
+    cuts = found()["cut"][name]["cuts"]
+    assert undisturbed["failure"] == ""
+    assert len(cuts) > 3
+    for cut in cuts:
+        assert cut["failure"] == ""
+        assert answer_of(name, cut["text"]) == answer_of(name, undisturbed["text"])
+        assert cut["usage"] == undisturbed["usage"]
+        assert all(cut["made"][choice] == tokens for choice, tokens in undisturbed["made"].items())
+    assert any(cut["new"] for cut in cuts)
+
+
+@pytest.mark.parametrize("name", vision.STOPPED)
+def test_a_stopped_request_about_a_picture_answers_as_an_undisturbed_one(name: str) -> None:
+    undisturbed, once, often = found()["stopped"][name]
+    for run in (once, often):
+        assert test_preemption.answer_of(name, run["text"]) == test_preemption.answer_of(name, undisturbed["text"])
+        assert (run["tokens"], run["losses"], run["stayed"]) == (undisturbed["tokens"], 0, 0)
+    assert (undisturbed["moved"], once["moved"]) == (0, 1)
+    assert 2 <= often["moved"] <= len(stopped_requests.STOPS[1])  # a busy machine sees some of its tokens late
