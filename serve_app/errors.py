@@ -27,6 +27,7 @@
         ├── StorageAway              503 no_storage                (the disk or bucket of the files)
         └── EngineFailed             502 engine_failed             (the replica died with the request)
             └── EngineUnreachable    502 engine_unreachable        (the replica never got the request)
+                └── OperationUnknown 503 unknown_operation         (the replica is of an earlier release)
 
 Each class owns `status`, `code` and `type`; an instance carries `param` and `retry_after_s`. All of them survive
 pickling, since they cross process boundaries between the router and the engine replicas.
@@ -328,3 +329,10 @@ class EngineUnreachable(EngineFailed):
     """The engine never got the request: it may be retried on another replica without limit."""
 
     code = "engine_unreachable"
+
+
+class OperationUnknown(EngineUnreachable):
+    """The engine replica is of an earlier release, which cannot read a request of this operation."""
+
+    status = 503
+    code = "unknown_operation"

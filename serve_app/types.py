@@ -109,6 +109,20 @@ class Operation(enum.StrEnum):
         return self.generates or self.is_pooling or self.hears
 
 
+# Those of release 0.5.0, whose engine replicas do not say which operations they know.
+FIRST_OPERATIONS = frozenset(
+    (
+        Operation.CHAT,
+        Operation.COMPLETION,
+        Operation.RESPONSES,
+        Operation.EMBEDDING,
+        Operation.TOKENIZE,
+        Operation.DETOKENIZE,
+        Operation.INPUT_TOKENS,
+        Operation.TOKENIZER_INFO,
+    )
+)
+
 TOKEN_PREFIX = "jwt:"  # of a token's subject, in place of a key's id: no key has an id that begins so
 
 

@@ -30,6 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "serve_app.core.json_bounds",
         "serve_app.core.images",
         "serve_app.core.audio",
+        "serve_app.core.media_hosts",
         "serve_app.core.score_inputs",
         "serve_app.core.continuation",
     ),

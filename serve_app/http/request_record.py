@@ -75,6 +75,9 @@ class RequestRecord:
     traceparent: str = ""
     session_id: str | None = None
 
+    def __post_init__(self) -> None:
+        self.runs.operation = self.operation
+
     @property
     def trace(self) -> RequestTrace:
         """What happened on its way."""
@@ -120,7 +123,7 @@ class RequestRecord:
             asked_model=left.asked_model,
             hops=(*left.hops, (self.model, reason.value)),
         )
-        self.runs = RequestRuns(trace, timeline=self.runs.timeline, notes=self.runs.notes)
+        self.runs = RequestRuns(trace, timeline=self.runs.timeline, notes=self.runs.notes, operation=self.operation)
         self.submitted_at = None
         self.stream = None
         self.usage = None

@@ -258,7 +258,7 @@ class ModelRouter:
                 runs.aside = Aside(WaitReason.TURN, now)
                 async with self._unqueued.turn(tenant, self._admission.max_wait_s) as end_turn:
                     self._check_open()
-                    replica_id = self.replica_set.next_replica()
+                    replica_id = self.replica_set.next_replica(runs.operation)
                     result = await self._try_replica(replica_id, make, relay, limit, runs, on_ended=end_turn)
                 match result.end:
                     case RunEnd.ANSWERED:
@@ -280,6 +280,7 @@ class ModelRouter:
         Raises:
             Overloaded, Unavailable: refused.
         """
+        ignorant = self.replica_set.ignorant_of(runs.operation)
         if self.replica_set.info is None and self.ready:
             self.replica_set.refresh_info()
         target = self.replica_set.choose_target(request, key, avoid)
@@ -296,6 +297,7 @@ class ModelRouter:
         arrival = replace(
             request,
             affinity=affinity,
+            avoid_replicas=ignorant,
             accepted=request.accepted or has_run,
             cost_tokens=budget.tokens,
             session=request.session if not has_run and affinity == request.affinity else None,

@@ -37,13 +37,14 @@ from serve_app.core.routing import (
     RoutingTarget,
     TargetReason,
 )
-from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError, Unavailable
+from serve_app.errors import EngineFailed, EngineUnreachable, OperationUnknown, ServeAppError, Unavailable
 from serve_app.ray_adapter import NO_ANSWER, Handle, in_fresh_context
 from serve_app.router.drain_timers import DrainTimers
 from serve_app.router.model_queue import ModelQueue
 from serve_app.settings import ModelSettings
 from serve_app.system import EventKind, event
 from serve_app.transport import Channel, EngineInfo, EngineLoad, EngineTexts, UnreadBytes
+from serve_app.types import FIRST_OPERATIONS, Operation
 
 logger = logging.getLogger("ray.serve")
 
@@ -170,13 +171,33 @@ class ReplicaSet:
         """A replica whose probe has not been sent yet."""
         return next((name for name, probe in self._probes.items() if probe is None), None)
 
-    def next_replica(self) -> str:
-        """The next usable replica in round-robin order, or of all if none is usable.
+    def ignorant_of(self, operation: Operation | None) -> frozenset[str]:
+        """The running replicas that do not know an operation, being of an earlier release. One that was never
+        connected may know it: its channel sees to it.
 
         Raises:
-            Unavailable: none runs.
+            OperationUnknown: that is all of them.
         """
-        names = sorted(filter(self.is_usable, self.running)) or sorted(self.running)
+        if operation is None or operation in FIRST_OPERATIONS:
+            return frozenset()
+        channels = (channel for name, channel in self.channels.items() if name in self.running)
+        found = frozenset(channel.replica_id for channel in channels if not channel.may_know(operation))
+        if found and found == self.running:
+            raise OperationUnknown(
+                f"no replica of {self._queue.model} knows the operation {operation.value!r}: all are of an earlier "
+                "release",
+                retry_after_s=self._queue.expected_start_s(),
+            )
+        return found
+
+    def next_replica(self, operation: Operation | None = None) -> str:
+        """The next usable replica in round-robin order, or of all if none is usable, of those that know an operation.
+
+        Raises:
+            Unavailable: none runs. OperationUnknown: none knows the operation.
+        """
+        running = self.running - self.ignorant_of(operation)
+        names = sorted(filter(self.is_usable, running)) or sorted(running)
         if not names:
             start_s = self._queue.expected_start_s()
             raise Unavailable(f"no replica of {self._queue.model} is running", retry_after_s=start_s)
@@ -307,7 +328,8 @@ class ReplicaSet:
         if replica_id not in self.slots:
             return  # a dropped replica: ignore the last messages of its channel
         self.slots[replica_id] = slots
-        self._queue.set_fingerprint(replica_id, self.channels[replica_id].fingerprint)
+        channel = self.channels[replica_id]
+        self._queue.set_fingerprint(replica_id, channel.fingerprint)
         if drain_s is not None:
             self._drains.begin(replica_id, drain_s)
         if replica_id in self.running:
@@ -409,6 +431,8 @@ class ResultReporter:
 
     def on_error(self, error: ServeAppError, *, connection_lost: bool = False) -> None:
         """The request failed; `connection_lost`: its connection to the replica broke."""
+        if isinstance(error, OperationUnknown):
+            return  # it lives, and answers what it knows
         if connection_lost or isinstance(error, EngineUnreachable):
             self.verdict = OutlierVerdict.LOST
         elif isinstance(error, EngineFailed) and error.code == EngineFailed.code:  # other codes name the client's fault

@@ -17,13 +17,14 @@ from serve_app.core.continuation import NotContinued, why_not_continued
 from serve_app.core.queue import Arrival, WaitReason
 from serve_app.core.receipts import RequestTrace, TokenPace
 from serve_app.core.spans import AttemptEnd, RequestTimeline
-from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
+from serve_app.errors import EngineFailed, EngineUnreachable, OperationUnknown, ServeAppError
 from serve_app.transport import NOT_CONTINUABLE, STOPPED, ResponseStream, Submit, TokenUsage
+from serve_app.types import Operation
 
 MAX_NOTES = 16  # of runs of one request: a preempted one has some, a list of prompts one for each
 MAX_LOSSES = 3  # engines that may die under one request before the request counts as the cause
 # Other codes of an `EngineFailed` name a fault of the client or of this router: another engine would not help.
-_LOSSES = (EngineFailed.code, EngineUnreachable.code, NOT_CONTINUABLE)
+_LOSSES = (EngineFailed.code, EngineUnreachable.code, OperationUnknown.code, NOT_CONTINUABLE)
 
 
 class RunEnd(enum.Enum):
@@ -124,6 +125,7 @@ class RequestRuns:
         notes: of its runs, for its record; `MAX_NOTES` at most, the first ones.
         aside: its wait outside of the queue; None: there is none now.
         may_leave: another model may run it, so it does not wait for a replica of this one.
+        operation: which the replicas have to know; None: any does.
     """
 
     trace: RequestTrace = field(default_factory=RequestTrace)
@@ -137,6 +139,7 @@ class RequestRuns:
     notes: list[RunNote] = field(default_factory=list)
     aside: Aside | None = None
     may_leave: bool = False
+    operation: Operation | None = None
 
     @property
     def has_run(self) -> bool:

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 
 from serve_app.core.routing import FirstFrames, is_to_be_asked
 from serve_app.core.times import CHANNEL_ATTACH_S, IDLE_CLOSE_S, SILENCE_CHECK_S, SILENCE_FLOOR_S
-from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.errors import EngineFailed, EngineUnreachable, OperationUnknown
 from serve_app.ray_adapter import Handle, in_fresh_context
 from serve_app.transport.messages import Submit, batch_decoder
 from serve_app.transport.stream import ResponseStream, UnreadBytes
 from serve_app.transport.tcp import CHANNEL_ERRORS, ReplicaConnection, brief
+from serve_app.types import FIRST_OPERATIONS, Operation
 
 logger = logging.getLogger("ray.serve")
 
@@ -52,6 +53,7 @@ class Channel:
     # by number, those that run there or are on their way: they need the channel
     requests: dict[int, ResponseStream] = field(default_factory=dict)
     fingerprint: str | None = None  # of the replica (`Batch`), as of its last connection
+    operations: frozenset[str] | None = None  # that the replica knows; None: it was never connected
     connection: ReplicaConnection | None = None  # open, or being opened: an ongoing call of the replica
     _attached: asyncio.Future[None] | None = None  # done once the connection's first message is there
     _opening: asyncio.Task[None] | None = None
@@ -82,6 +84,7 @@ class Channel:
 
         Raises:
             EngineFailed: the replica cannot be reached. BodyTooLarge: it does not accept a request of this size.
+            OperationUnknown: it is of an earlier release, and would cut off this router with all its requests.
         """
         number = next(self.numbers)
         stream = ResponseStream(self.unread, lambda: self._abort_unread(number), on_end, on_tokens)
@@ -98,6 +101,7 @@ class Channel:
             connection = await self._attach()
             stream.fingerprint = self.fingerprint
             submit = make(number)
+            self._require_known(submit.operation)
             connection.submit(submit)
             if _has_prompt_first_frame(submit):
                 self.first_frames.on_sent(number, submit.prompt_tokens + stream.tokens, time.monotonic())
@@ -110,6 +114,16 @@ class Channel:
                 if connection is not None:
                     connection.cancel(number)
                 self._close_when_idle()
+
+    def may_know(self, operation: Operation) -> bool:
+        """Whether the replica knows an operation, or has not been asked yet."""
+        return self.operations is None or operation in self.operations
+
+    def _require_known(self, operation: Operation) -> None:
+        if not self.may_know(operation):
+            raise OperationUnknown(
+                f"engine replica {self.replica_id} is of an earlier release, and does not know {operation.value!r}"
+            )
 
     async def reach(self) -> None:
         """Return once the replica has accepted a connection; it closes again if no request comes.
@@ -189,6 +203,7 @@ class Channel:
         self.has_no_sign = False
         if batch.slots:
             self.fingerprint = batch.fingerprint
+            self.operations = FIRST_OPERATIONS if batch.operations is None else frozenset(batch.operations)
             self.on_slots(max(0, batch.slots), batch.drain_s)
         for frame in batch.frames:
             stream = self.requests.get(frame.number)

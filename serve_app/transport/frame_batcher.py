@@ -36,6 +36,7 @@ class FrameBatcher:
         self._slots = 0
         self._drain_s: float | None = None
         self._fingerprint: str | None = None
+        self._operations: list[str] | None = None
         self.is_paused = self._is_scheduled = False
 
     def put(self, frame: Frame) -> None:
@@ -51,11 +52,18 @@ class FrameBatcher:
         self.frames[frame.number] = frame if waiting is None else merge(waiting, frame)
         self._schedule()
 
-    def set_slots(self, slots: int, drain_s: float | None = None, fingerprint: str | None = None) -> None:
+    def set_slots(
+        self,
+        slots: int,
+        drain_s: float | None = None,
+        fingerprint: str | None = None,
+        operations: list[str] | None = None,
+    ) -> None:
         """Send the router the number of the engine's slots with the next message; for the others see `Batch`."""
         self._slots = slots
         self._drain_s = drain_s
         self._fingerprint = fingerprint
+        self._operations = operations
         self._schedule()
 
     def pause(self, is_paused: bool) -> None:
@@ -71,7 +79,7 @@ class FrameBatcher:
     def _flush(self) -> None:
         self._is_scheduled = False
         while (self.frames or self._slots) and not self.is_paused:
-            state = (self._slots, self._drain_s, self._fingerprint) if self._slots else ()
+            state = (self._slots, self._drain_s, self._fingerprint, self._operations) if self._slots else ()
             batch = Batch(self.next_frames(), *state)
             self._slots = 0
             self._send(batch_encoder.encode(batch))  # may call `pause`

@@ -149,12 +149,15 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     """One message of a channel. `slots` is how many sequences one step of the replica can run; 0: unchanged;
     `NO_SLOTS`: the replica drains and takes no more requests; those that run finish within `drain_s`, or
     continue elsewhere (None: a replica that does not say). `fingerprint`, with `slots`: what this replica has begun
-    continues at replicas with the same one (`serve_app.engine.start.fingerprint`); None: it does not say."""
+    continues at replicas with the same one (`serve_app.engine.start.fingerprint`); None: it does not say. `operations`,
+    with `slots`: which the replica knows; None: it does not say, as those of a release that knows
+    `FIRST_OPERATIONS`."""
 
     frames: list[Frame]
     slots: int = 0
     drain_s: float | None = None
     fingerprint: str | None = None
+    operations: list[str] | None = None  # no enum: a later release has others
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True):

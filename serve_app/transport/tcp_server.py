@@ -31,6 +31,7 @@ from serve_app.transport.messages import (
     Unsent,
 )
 from serve_app.transport.tcp import CANCEL, MAX_MESSAGE_BYTES, STOP, SUBMIT, Framing, brief
+from serve_app.types import Operation
 
 logger = logging.getLogger("ray.serve")
 
@@ -60,6 +61,7 @@ class TcpServer:
         self._host = host
         self.slots = 0  # of the engine; routers receive them
         self.fingerprint: str | None = None  # of the engine; sent with the slots
+        self.operations: list[str] | None = [one.value for one in Operation]  # that this release knows; sent, too
         self._drained_at: float | None = None  # by the loop's clock, when requests are to continue elsewhere
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
@@ -122,7 +124,7 @@ class TcpServer:
     def send_slots(self, batcher: FrameBatcher) -> None:
         drained_at = self._drained_at
         left_s = None if drained_at is None else max(0.0, drained_at - asyncio.get_running_loop().time())
-        batcher.set_slots(self.slots, left_s, self.fingerprint)
+        batcher.set_slots(self.slots, left_s, self.fingerprint, self.operations)
 
     @property
     def requests(self) -> list[asyncio.Task[None]]:

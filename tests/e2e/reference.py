@@ -6,6 +6,7 @@ Two kernels that add up floats in different orders differ in the last bits, so w
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +28,17 @@ class Comparison:
 class Reference:
     """The library's own model and tokenizer, float32, on one thread (the stack needs the cores)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, image: bytes | None = None) -> None:
+        """`image`: the file of the picture that each prompt has; None: the model reads text alone."""
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
         torch.set_num_threads(1)
         self._torch = torch
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        loader: Any = AutoModelForCausalLM if image is None else AutoModelForImageTextToText
+        self.model: Any = loader.from_pretrained(folder, dtype=torch.float32).eval()
+        self._image = {} if image is None else pixels(folder, image)
         self.model.generation_config.eos_token_id = None  # it goes on where a text ends, as `ignore_eos` does
 
     def encode(self, text: str) -> list[int]:
@@ -97,6 +101,7 @@ class Reference:
             out = self.model.generate(
                 ids,
                 attention_mask=self._torch.ones_like(ids),
+                **self._image,
                 max_new_tokens=count,
                 do_sample=False,
                 temperature=None,
@@ -104,3 +109,13 @@ class Reference:
                 output_logits=True,
             )
         return out.sequences[0, len(prompt) :].tolist(), [step[0] for step in out.logits]
+
+
+def pixels(folder: Path, image: bytes) -> dict[str, Any]:
+    """What the model's own image processor makes of a picture."""
+    from PIL import Image
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(folder)
+    made = processor([[Image.open(io.BytesIO(image)).convert("RGB")]], return_tensors="pt")
+    return {name: made[name] for name in ("pixel_values", "pixel_attention_mask")}

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serve_app.engine.tiny_model import CONFIG, FOLDER, WEIGHTS
 
@@ -17,6 +17,24 @@ if TYPE_CHECKING:
 LABELS = ("calm", "busy", "full")
 CLIP_S = 2  # of audio, that the small Whisper reads at once; real ones read 30
 _STATES_PER_S = 50  # of Whisper's encoder
+IMAGE_SIDE = 32  # pixels of the square that the tower sees of any image
+PATCH_SIDE = 8
+SCALE = 2  # patches on a side that become one token
+PATCHES = (IMAGE_SIDE // PATCH_SIDE) ** 2
+IMAGE_TOKENS = PATCHES // SCALE**2  # of each image in the prompt, beside the marks around them
+IMAGE_TOKEN = "<image>"  # in the text of a prompt, as vLLM writes it
+EDGE_TOKEN = "<fake_token_around_image>"
+IMAGE_TEXT = f"{EDGE_TOKEN}<global-img>{IMAGE_TOKEN * IMAGE_TOKENS}{EDGE_TOKEN}"  # what that becomes
+ADDED_TOKENS = (EDGE_TOKEN, "<end_of_utterance>")  # the processor adds what its tokenizer lacks
+TOWER: dict[str, Any] = {
+    "model_type": "idefics3_vision",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": IMAGE_SIDE,
+    "patch_size": PATCH_SIDE,
+}
 
 
 def write_classifier(folder: Path, labels: Sequence[str] = LABELS, seed: int = 0) -> NDArray[np.float32]:
@@ -90,3 +108,87 @@ def _write_whisper_tokenizer(folder: Path) -> dict[str, int]:
     end = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "<|endoftext|>")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "WhisperTokenizer"} | end))
     return vocabulary | added
+
+
+def write_vision(folder: Path, seed: int = 0) -> Path:
+    """The built-in model behind an image tower of random weights, as Idefics 3 has it. The padding token, which no text
+    has, stands for images; so texts are answered as by the built-in model. It needs no torchvision, as vLLM's LLaVA,
+    Qwen-VL and Gemma 3 do."""
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(FOLDER, folder)
+    draw = np.random.default_rng(seed)
+    weights = {_named(name): weight for name, weight in load_file(folder / WEIGHTS).items()}
+    for name in (EMBEDDINGS, HEAD):
+        weights[name] = np.pad(weights[name], ((0, len(ADDED_TOKENS)), (0, 0)))
+    for name, shape in _tower_shapes().items():
+        scale = 1.0 / np.sqrt(np.prod(shape[1:])) if len(shape) > 1 else 0.02
+        weights[name] = (draw.normal(size=shape) * scale + _mean(name)).astype(np.float32)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    text = {name: value for name, value in CONFIG.items() if name not in ("architectures", "dtype")}
+    config = {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "model_type": "idefics3",
+        "dtype": "float32",
+        "text_config": text | {"vocab_size": CONFIG["vocab_size"] + len(ADDED_TOKENS)},
+        "vision_config": TOWER,
+        "image_token_id": CONFIG["pad_token_id"],
+        "pad_token_id": CONFIG["pad_token_id"],
+        "eos_token_id": CONFIG["eos_token_id"],
+        "scale_factor": SCALE,
+        "tie_word_embeddings": False,
+    }
+    side = {"longest_edge": IMAGE_SIDE}
+    images = {"image_processor_type": "Idefics3ImageProcessor", "size": side, "max_image_size": side}
+    processor = {"processor_class": "Idefics3Processor", "image_seq_len": IMAGE_TOKENS}
+    documents = {"config": config, "processor_config": processor}
+    documents["preprocessor_config"] = images | {"do_image_splitting": False}
+    for name, document in documents.items():
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        file = folder / name
+        file.write_text(file.read_text().replace("<|pad|>", IMAGE_TOKEN))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    for number, token in enumerate(ADDED_TOKENS, CONFIG["vocab_size"]):
+        tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": number, "content": token})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+EMBEDDINGS = "model.text_model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+def _named(name: str) -> str:
+    """A weight of the built-in model, as Idefics 3 names it."""
+    return name if name == HEAD else name.replace("model.", "model.text_model.", 1)
+
+
+def _mean(name: str) -> float:
+    """Of a weight: 1 for the factors of a norm."""
+    *_, layer, part = name.split(".")
+    return 1.0 if part == "weight" and "norm" in layer else 0.0
+
+
+def _tower_shapes() -> dict[str, tuple[int, ...]]:
+    """The weights of the tower and of what connects it."""
+    size: int = TOWER["hidden_size"]
+    inner: int = TOWER["intermediate_size"]
+    tower = "model.vision_model"
+    found: dict[str, tuple[int, ...]] = {
+        f"{tower}.embeddings.patch_embedding.weight": (size, 3, PATCH_SIDE, PATCH_SIDE),
+        f"{tower}.embeddings.patch_embedding.bias": (size,),
+        f"{tower}.embeddings.position_embedding.weight": (PATCHES, size),
+        "model.connector.modality_projection.proj.weight": (CONFIG["hidden_size"], size * SCALE**2),
+    }
+    linear = dict[str, tuple[int, int]]()
+    norms = [f"{tower}.post_layernorm"]
+    for layer in range(TOWER["num_hidden_layers"]):
+        at = f"{tower}.encoder.layers.{layer}"
+        linear |= {f"{at}.self_attn.{one}_proj": (size, size) for one in ("q", "k", "v", "out")}
+        linear |= {f"{at}.mlp.fc1": (inner, size), f"{at}.mlp.fc2": (size, inner)}
+        norms += [f"{at}.layer_norm1", f"{at}.layer_norm2"]
+    found |= {f"{name}.weight": shape for name, shape in linear.items()}
+    found |= {f"{name}.bias": shape[:1] for name, shape in linear.items()}
+    return found | {f"{name}.{part}": (size,) for name in norms for part in ("weight", "bias")}

@@ -29,6 +29,7 @@ from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, Client, Reply
 from tests.fakes.engines import MODEL, until
 
 RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 REPLICA = "r1"
 SLOTS = 6  # of the engine: as many as one request has sequences, at most
 TOKENS = 32
@@ -64,12 +65,14 @@ def body(path: str, more: dict[str, Any]) -> dict[str, Any]:
     asked: dict[str, Any] = {"model": MODEL, "temperature": 0}
     if path == CHAT:
         asked |= {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS}
+    elif path == MESSAGES:
+        asked |= {"max_tokens": TOKENS}
     elif path == COMPLETIONS:
         asked |= {"prompt": PROMPT, "max_tokens": TOKENS} | GO_ON
     else:
         asked |= {"input": PROMPT, "max_output_tokens": TOKENS}
     asked |= more
-    return asked | (USAGE if asked.get("stream") and path != RESPONSES else {})
+    return asked | (USAGE if asked.get("stream") and path in (CHAT, COMPLETIONS) else {})
 
 
 async def stopped(client: Client, path: str, asked: dict[str, Any], stops: list[int]) -> dict[str, Any]:

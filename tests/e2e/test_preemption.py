@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e import stopped_requests
 from tests.e2e.continuations import found
-from tests.e2e.test_continued_streams import assembled, assembled_response
+from tests.e2e.test_continued_streams import assembled, assembled_message, assembled_response
 from tests.requires import requires
 
 requires("vllm")
@@ -21,6 +21,8 @@ def answer_of(name: str, text: str) -> dict[str, Any]:
     if name.startswith("whole"):
         whole: dict[str, Any] = json.loads(text)
         return whole
+    if "messages" in name:
+        return assembled_message(text)
     return assembled_response(text) if "responses" in name else assembled(text)
 
 

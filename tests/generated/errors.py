@@ -129,6 +129,7 @@ MEANINGS: Mapping[str, str] = {
     "no_store": "The store is away; the log has the cause.",
     "no_jwks": "The keys of the identity provider (`auth.jwt`) cannot be read.",
     "no_storage": "The folder or bucket of files cannot be used.",
+    "unknown_operation": "All replicas are of an earlier release.",
     "file_damaged": "The file is shorter than its record says.",
     "router_silent": "The router did not answer HAProxy in time.",
     "storage_full": "The disk of files is full; nothing of the file is kept.",

@@ -39,7 +39,8 @@ class Arrival:
         preemptible: whether it can be stopped while it runs and continued without loss (`core.queue.preemption`).
         preempted: how often it was. produced_tokens: output of its earlier runs, with which this one begins.
         only_replica: the one replica that it may run on (that of its session); None: any.
-        avoid_replicas: replicas that it may not run on (its router cannot reach them).
+        avoid_replicas: replicas that it may not run on: its router cannot reach them, or they do not know its
+            operation.
         session: the lease of the session in whose place it may run (`core.queue.session_place`); None: no session.
         fingerprint: that of the engine which has begun it: it continues at those with the same one; None: it may run on
             any (`core.shared_queue.engines`).

@@ -36,7 +36,8 @@ class Incarnation:
 @dataclass(slots=True)
 class ActorRequest:
     """A waiting or running request. `place`: of its session, which it may take while it waits; `lease`: of the session
-    in whose place it runs, if it does."""
+    in whose place it runs, if it does. `ignorant`: engines that its router has excluded, since they do not know its
+    operation."""
 
     router: str
     incarnation: Incarnation
@@ -48,6 +49,7 @@ class ActorRequest:
     lease: str = ""
     grown_tokens: int = 0  # of its engine besides its grant: what a router of release 0.5.0 returns at its end
     owed: OwedRequest | None = None  # as it had KV debt on its engine
+    ignorant: frozenset[str] = frozenset()
 
     @property
     def is_known(self) -> bool:
@@ -57,7 +59,7 @@ class ActorRequest:
 
     def may_run_on(self, engine: str) -> bool:
         """Whether an engine is in its queue, and its router may send it there; the opening of a session has none."""
-        found = self.queue.engines.get(engine)
+        found = None if engine in self.ignorant else self.queue.engines.get(engine)
         is_opening = self.router == SESSIONS_OWNER
         return found is not None and (is_opening or found.may_take(self.router, self.arrival.fingerprint))
 

@@ -1,7 +1,8 @@
 """Where a waiting request may be granted, and the requests for which this has changed.
 
 Rules
-- A request avoids the engines that its router cannot reach, or that may not continue what another engine has begun.
+- A request avoids the engines that its router cannot reach, that may not continue what another engine has begun, or
+  that do not know its operation.
 - A request of a session may take the session's place, and otherwise waits for its engine; for any, if that engine is
   too small for it beside its sessions.
 - When its router reaches other engines, or its session has ended, it is queued again, a part in each event, models in
@@ -110,7 +111,7 @@ def _constraint(request: ActorRequest, place: SessionPlace | None) -> tuple[str 
     """The only engine that a request may be granted, and those that it may not; openings of sessions have their own."""
     if request.router == SESSIONS_OWNER:
         return None, request.arrival.avoid_replicas
-    avoided = request.queue.to_avoid(request.router, request.arrival.fingerprint)
-    if place is None or not request.queue.could_run(place.replica_id, request.arrival):
+    avoided = request.queue.to_avoid(request.router, request.arrival.fingerprint) | request.ignorant
+    if place is None or place.replica_id in avoided or not request.queue.could_run(place.replica_id, request.arrival):
         return None, avoided
     return place.replica_id, avoided

@@ -303,7 +303,7 @@ class ActorRequests:
         before = self.by_ticket.get(ticket)
         if before is not None and before.incarnation.has_ended:
             self._forget(before, now)  # its router has begun to count its tickets anew
-        request = ActorRequest(router, incarnation, queue, arrival, arrived_s)
+        request = ActorRequest(router, incarnation, queue, arrival, arrived_s, ignorant=arrival.avoid_replicas)
         self.by_ticket[ticket] = incarnation.requests[ticket] = request
         return request
 

@@ -83,27 +83,36 @@ class RouterCredit:
                 del self.engines_with_credit[model]
 
     def choose(
-        self, model: str, slots: int, tokens: int, affinity: str | None, fingerprint: str | None = None
+        self,
+        model: str,
+        slots: int,
+        tokens: int,
+        affinity: str | None,
+        fingerprint: str | None = None,
+        avoid: frozenset[str] = frozenset(),
     ) -> str | None:
         """An engine with this much credit: the affinity's, else the one with most slots up to its target, else any.
-        O(engines) if that one has too little, or may not continue what one with this fingerprint has begun."""
-        if affinity is not None and self._fits(affinity, model, slots, tokens, fingerprint):
+        O(engines) if that one has too little, is to be avoided, or may not continue what one with this fingerprint has
+        begun."""
+
+        def fits(engine: str) -> bool:
+            return engine not in avoid and self._fits(engine, model, slots, tokens, fingerprint)
+
+        if affinity is not None and fits(affinity):
             return affinity
         open_ones = self.engines_with_credit.get(model)
         top = None if open_ones is None else open_ones.peek()
         if top is None:
             return None
-        if self._fits(top[1], model, slots, tokens, fingerprint):
-            return top[1]
-        return next((name for name in self.by_engine if self._fits(name, model, slots, tokens, fingerprint)), None)
+        return top[1] if fits(top[1]) else next(filter(fits, self.by_engine), None)
 
-    def may_run(self, model: str, fingerprint: str | None) -> bool:
-        """Whether some engine, with credit or without, takes what one with this fingerprint has begun; None: none has.
-        O(engines)."""
-        if fingerprint is None:
+    def may_run(self, model: str, fingerprint: str | None, avoid: frozenset[str] = frozenset()) -> bool:
+        """Whether some engine that is not to be avoided, with credit or without, takes what one with this fingerprint
+        has begun; None: none has. O(engines)."""
+        if fingerprint is None and not avoid:
             return True
-        engines = (one for one in self.by_engine.values() if one.usable and one.model == model)
-        return any(one.may_continue(fingerprint) for one in engines)
+        engines = (one for name, one in self.by_engine.items() if name not in avoid)
+        return any(one.usable and one.model == model and one.may_continue(fingerprint) for one in engines)
 
     def grant(self, engine: str, slots: int, tokens: int) -> None:
         """A request begins or grows on credit, after `choose`."""

@@ -105,11 +105,12 @@ class PendingRequests:
         """The next request to grant of those that may run, None: none. O(n log n) if the very next one may not."""
         tops = (heap.peek() for _, heap in sorted(self.queues.get(model, {}).items(), reverse=True))
         first = next((self.by_request_id[top[1]] for top in tops if top is not None), None)
-        if first is None or may_run(model, first.arrival.fingerprint):
+        if first is None or may_run(model, first.arrival.fingerprint, first.arrival.avoid_replicas):
             return first
         waiting = [one for one in self.by_request_id.values() if one.model == model]
         waiting.sort(key=lambda request: (-request.arrival.request_class, request.first_arrived_s))
-        return next((one for one in waiting if may_run(model, one.arrival.fingerprint)), None)
+        arrivals = ((one, one.arrival) for one in waiting)
+        return next((one for one, it in arrivals if may_run(model, it.fingerprint, it.avoid_replicas)), None)
 
     def hand_in(self, waiting: PendingRequest, ticket: str, submitted_in: int) -> None:
         """A request was submitted to the actor's queue under this ticket, with the event of this number."""

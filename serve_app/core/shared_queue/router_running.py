@@ -160,7 +160,9 @@ class InFlight:
         affinity = arrival.affinity
         if arrival.session is not None:
             affinity = next((one.engine for one in self.sessions.values() if one.lease == arrival.session), affinity)
-        engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, affinity, arrival.fingerprint)
+        engine = self._accounts.choose(
+            *(waiting.model, arrival.slots, arrival.cost, affinity), arrival.fingerprint, arrival.avoid_replicas
+        )
         if engine is not None:
             self._accounts.grant(engine, arrival.slots, arrival.cost)
             ticket = self._router_session.new_ticket()

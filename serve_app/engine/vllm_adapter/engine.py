@@ -44,6 +44,7 @@ from serve_app.engine.vllm_adapter import (
     continuing,
     cut_calls,
     log_probabilities,
+    media_connector,
     own_metrics,
     render_process,
     response_entries,
@@ -54,6 +55,7 @@ from serve_app.engine.vllm_adapter import (
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
+from serve_app.engine.vllm_adapter.media_cache import keep_in_front
 from serve_app.engine.vllm_adapter.messages import ERROR_EVENT
 from serve_app.engine.vllm_adapter.private_names import END_NAMES, missing
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM
@@ -95,9 +97,7 @@ class VllmEngine:
         """Load the model and build vLLM's serving objects; blocks the loop until EngineCore answers (as vLLM does)."""
         arguments = AsyncEngineArgs(**engine_args.engine_arguments(self._settings, environment.platform()))
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-        if config.structured_outputs_config.backend == "auto":
-            # EngineCore has one backend for all requests; under "auto", the first request would choose it.
-            config.structured_outputs_config.backend = BACKEND
+        _set_for_all_requests(config)
         llm = RecordedLLM(
             vllm_config=config,
             executor_class=_executor_class(config, self._settings),
@@ -115,7 +115,7 @@ class VllmEngine:
         serving.reduce_per_token_cost()
         if log_probabilities.install():
             llm.prompt_turns = PrefillTurns(config.scheduler_config.max_num_batched_tokens)
-        _change_vllm(llm)
+        _change_vllm(llm, self._settings)
         tasks = await llm.get_supported_tasks()
         frontend = serving.frontend_arguments(arguments, self._settings)
         await init_app_state(llm, self._state, frontend, tasks)
@@ -340,12 +340,20 @@ async def answer_frames(
     yield Frame(number, b"", status, media, groups=recorder.take_groups(), usage=recorder.usage())
 
 
-def _change_vllm(llm: RecordedLLM) -> None:
+def _change_vllm(llm: RecordedLLM, settings: ModelSettings) -> None:
     """Have vLLM's front end do what this package needs beside its own; no serving object is there yet."""
     response_entries.install()
     cut_calls.install()
+    media_connector.install(settings.media_domains)
     take_turns(llm.renderer)
     name_what_is_refused(llm.renderer)
+
+
+def _set_for_all_requests(config: VllmConfig) -> None:
+    """What would else depend on which request comes first."""
+    if config.structured_outputs_config.backend == "auto":
+        config.structured_outputs_config.backend = BACKEND  # EngineCore has one, which the first request would choose
+    keep_in_front(config)
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:

@@ -2,7 +2,7 @@
 log probabilities in slices (`SCORING_NAMES`: `log_probabilities`; `RESPONSE_NAMES`: `response_entries`), or rendering
 in turns (`RENDER_NAMES`: `render_turns`), or tool calls (`TOOL_NAMES`: `cut_calls`), or answers to Anthropic's clients
 (`MESSAGE_NAMES`: `messages`), or of audio (`SPEECH_NAMES`: `transcriptions`), or how EngineCore has ended (`END_NAMES`:
-`engine`).
+`engine`), or fetching media (`MEDIA_NAMES`: `media_connector`).
 
 Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
 engine that starts with such a release.
@@ -181,6 +181,15 @@ SPEECH_NAMES = (
         "SpeechToTextBaseServing._preprocess_speech_to_text",
         ("request", "audio_data", "request_id"),
     ),
+)
+
+MEDIA_NAMES = (
+    PrivateName("vllm.connections", "HTTPConnection.get_async_client"),
+    PrivateName("vllm.connections", "HTTPConnection.get_sync_client"),
+    PrivateName(
+        "vllm.connections", "HTTPConnection.get_async_response", ("url", "timeout", "extra_headers", "allow_redirects")
+    ),
+    PrivateName("vllm.multimodal.media.connector", "MediaConnector.__init__", ("connection", "allowed_media_domains")),
 )
 
 END_NAMES = (

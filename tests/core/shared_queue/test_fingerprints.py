@@ -55,6 +55,30 @@ def test_what_has_begun_runs_at_an_engine_with_its_fingerprint_and_waits_for_it_
     world.bring_to_rest()
 
 
+def test_a_request_waits_for_an_engine_that_its_router_has_not_excluded_and_holds_nobody_up() -> None:
+    world = mixed(e="x", f="x")
+    asked = list[Req]()
+    for name in ("r0", "r1", "r0"):
+        number = next(world.ids)
+        router = world.routers[name]
+        req = router.requests[f"q{number}"] = Req(number, LOW, 1, 10, world.now)
+        req.arrival = Arrival(f"q{number}", LOW, "t", 1, 10, avoid_replicas=frozenset(("e",)))
+        world.perform(router, router.queue.on_arrive(MODEL, req.arrival, world.now))
+        asked.append(req)
+    world.settle(4)
+    assert sorted(one.state for one in asked) == ["runs", "runs", "waits"]
+    assert {one.engine for one in asked if one.state == "runs"} == {"f"}
+    free = [world.arrive(router, LOW) for router in ("r0", "r1")]
+    world.settle(2)
+    assert [(one.state, one.engine) for one in free] == [("runs", "e")] * 2
+    (first, *_) = [one for one in asked if one.state == "runs"]
+    world.finish("r0" if f"q{first.number}" in world.routers["r0"].running else "r1", f"q{first.number}")
+    world.settle(2)
+    assert {one.engine for one in asked} == {"f"}
+    world.accounted()
+    world.bring_to_rest()
+
+
 def test_what_has_begun_is_refused_at_once_when_engines_run_and_none_with_its_fingerprint_runs_or_starts() -> None:
     world = mixed(e="new")
     asked = begun(world, "r0", "old")

@@ -46,6 +46,21 @@ def test_what_has_begun_is_granted_on_credit_where_the_fingerprint_is_known_to_b
     assert not accounts.may_run("m", "z")
 
 
+def test_what_some_engines_do_not_know_is_granted_on_credit_at_the_others() -> None:
+    accounts = RouterCredit()
+    for engine, slots in (("a", 4), ("b", 2)):
+        accounts.set_reachability("m", engine, usable=True)
+        accounts.add(engine, slots, 100)
+    ignorant = frozenset(("a",))
+    assert accounts.choose("m", 1, 1, None, None, ignorant) == "b"
+    assert accounts.choose("m", 1, 1, "a", None, ignorant) == "b", "an affinity does not change that"
+    assert accounts.choose("m", 3, 1, None, None, ignorant) is None
+    assert accounts.may_run("m", None, ignorant)
+    accounts.drop_engine("b")
+    assert not accounts.may_run("m", None, ignorant)
+    assert accounts.choose("m", 1, 1, None) == "a"
+
+
 def test_credit_above_the_target_draws_no_request_to_its_engine() -> None:
     accounts = RouterCredit()
     for engine, slots in (("a", 4), ("b", 2)):
