@@ -25,7 +25,7 @@ import yaml
 from benchmarks.common.child import ends_with_us
 from benchmarks.common.processes import ENGINE_CORE, INSTANCE_VARIABLE, alive, family, role_of, title_of
 from serve_app.engine.start import environment
-from serve_app.settings import DEFAULT_MAX_IMAGE_PIXELS
+from serve_app.settings import DEFAULT_MAX_AUDIO_S, DEFAULT_MAX_IMAGE_PIXELS
 
 # the last: this stack, of whose key every request is charged to limits
 OURS = "ours"
@@ -132,7 +132,7 @@ class Arm:
 
 def engine_environment(model: ModelChoice) -> dict[str, str]:
     """The environment this stack gives its engines here; the baseline is started with the same."""
-    settings = environment.common_environment(model.max_num_seqs, DEFAULT_MAX_IMAGE_PIXELS)
+    settings = environment.common_environment(model.max_num_seqs, DEFAULT_MAX_IMAGE_PIXELS, DEFAULT_MAX_AUDIO_S)
     if environment.platform() == "cpu":
         settings |= environment.cpu_environment(sorted(os.sched_getaffinity(0)), model.tensor_parallel_size)
     return settings

@@ -14,6 +14,7 @@ from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key, ne
 from serve_app.settings.mistakes import nearest
 from serve_app.settings.model import (
     DEFAULT_KV_CACHE_GB,
+    DEFAULT_MAX_AUDIO_S,
     DEFAULT_MAX_IMAGE_PIXELS,
     GB,
     AutoscaleSettings,
@@ -53,6 +54,7 @@ from serve_app.settings.versions import code_version, engine_version
 __all__ = [
     "DEFAULT_KEY_FILE",
     "DEFAULT_KV_CACHE_GB",
+    "DEFAULT_MAX_AUDIO_S",
     "DEFAULT_MAX_IMAGE_PIXELS",
     "GB",
     "PRESETS",

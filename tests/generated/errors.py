@@ -46,7 +46,7 @@ MEANINGS: Mapping[str, str] = {
     "invalid_json": "The body is not a JSON object.",
     "invalid_http": "The bytes are no HTTP request.",
     "context_length_exceeded": "Prompt, or prompt and answer, exceed `max_model_len`.",
-    "too_large": "More sequences or tokens at once than a replica has.",
+    "too_large": "More sequences, tokens or pixels than the model takes.",
     "grammar_too_complex": "The schema, regex or grammar takes too long to compile (`models[].grammar_cpu_s`).",
     "idempotency_key_reused": "The `Idempotency-Key` belongs to another request.",
     "session_too_large": "The session can never fit.",

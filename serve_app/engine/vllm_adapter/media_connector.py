@@ -43,7 +43,7 @@ def install(hosts: Collection[str]) -> None:
     MEDIA_CONNECTOR_REGISTRY.register(HTTP)(functools.partial(MediaConnector, connection=connection))
 
 
-class CheckedConnection(HTTPConnection):  # type: ignore[misc]  # vLLM has no types
+class CheckedConnection(HTTPConnection):
     """vLLM's connection, to allowed addresses alone. `networks`: those allowed besides public ones."""
 
     def __init__(self, networks: tuple[Network, ...]) -> None:
