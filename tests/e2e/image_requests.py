@@ -54,9 +54,10 @@ async def ask(client: Client, messages: dict[str, Any]) -> dict[str, Any]:
         return {"status": reply.status, "error": answer["error"]}
     receipt = client.edge.parts.receipts.find(reply.headers["x-serve-app-request-id"], None)
     assert receipt is not None
+    counted = receipt.trace.measure.cost
     return {
         "status": reply.status,
         "text": answer["choices"][0]["message"]["content"],
         "tokens": answer["usage"]["prompt_tokens"],
-        "counted": receipt.trace.measure.cost.prompt_tokens,
+        "counted": counted.prompt_tokens,
     }

@@ -71,9 +71,9 @@ def test_a_request_does_not_need_another_one_with_its_picture_to_come_first() ->
 
 
 def test_two_pictures_are_answered_and_each_has_its_tokens() -> None:
-    one, two = (found()["pictures"][name] for name in ("data", "two"))
-    assert (one["status"], two["status"]) == (200, 200)
-    assert two["tokens"] - one["tokens"] > IMAGE_TOKENS
+    single, double = (found()["pictures"][name] for name in ("data", "two"))
+    assert (single["status"], double["status"]) == (200, 200)
+    assert double["tokens"] - single["tokens"] > IMAGE_TOKENS
 
 
 @pytest.mark.parametrize("name", ["other_address", "redirect", "no_picture", "three"])

@@ -91,7 +91,7 @@ class CheckedResolver(AbstractResolver):
         allowed = [one for one in found if may_be_fetched_from(one["host"], self._networks)]
         if not allowed:
             addresses = ", ".join(sorted({one["host"] for one in found}))
-            logger.warning("Engine refused to fetch media from %s, which leads into the network: %s", host, addresses)
+            logger.warning("vLLM gets no media from host %s, which is inside the network: %s", host, addresses)
             raise VLLMValidationError(
                 f"the host {host!r} leads to an address inside the network, which models[].media_domains does not have",
                 parameter="image_url",
