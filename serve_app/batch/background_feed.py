@@ -104,14 +104,18 @@ class BackgroundFeed:
             await self._store.fail(job.response_id, MISSED_DEADLINE)
         elif answer.status in intake.LATER:
             pause_s = PAUSE_S if answer.retry_after_s is None else answer.retry_after_s
-            await self._give_back(job, min(MAX_PAUSE_S, max(MIN_PAUSE_S, pause_s)), count_attempt=False)
+            pause_s = min(MAX_PAUSE_S, max(MIN_PAUSE_S, pause_s))
+            await self._give_back(job, pause_s, count_attempt=False, has_begun=False)
         elif _is_final(answer) or job.attempts + 1 >= MAX_ATTEMPTS:
             await self._store.fail(job.response_id, _error_of(answer))  # does nothing if it has ended
         else:
             await self._give_back(job, 0.0, count_attempt=True)  # the same
 
-    async def _give_back(self, job: BackgroundJob, pause_s: float, *, count_attempt: bool) -> None:
-        await self._store.release(self._name, job.response_id, count_attempt=count_attempt, pause_s=pause_s)
+    async def _give_back(
+        self, job: BackgroundJob, pause_s: float, *, count_attempt: bool, has_begun: bool = True
+    ) -> None:
+        how = {"count_attempt": count_attempt, "has_begun": has_begun}
+        await self._store.release(self._name, job.response_id, pause_s=pause_s, **how)
 
 
 def _is_final(answer: RowAnswer) -> bool:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from serve_app.core.body_bounds import BodySize
 from serve_app.core.estimate import Estimator
 from serve_app.core.limits import Scopes
-from serve_app.core.names import ModelHops, ModelRoute
-from serve_app.core.responses import Asked
+from serve_app.core.names import ModelHops
 from serve_app.errors import BadRequest, NotFound
 from serve_app.http import contract
 from serve_app.http.api import RouterParts, model_named, require_right
@@ -45,17 +44,6 @@ class _ReadBody(NamedTuple):
     size: BodySize
 
 
-class NamedRequest(NamedTuple):
-    """What a body asks for.
-
-    Args:
-        route: of the name; None: it is the model's own. of_store: None: nothing.
-    """
-
-    route: ModelRoute | None
-    of_store: Asked | None
-
-
 class CallMaker:
     """Makes the calls of one router.
 
@@ -84,24 +72,6 @@ class CallMaker:
         self._settings = settings
         self._service_levels = settings.admission.service_levels
 
-    def named(
-        self, record: RequestRecord, identity: Identity, headers: HeaderMap, sent: dict[str, Any]
-    ) -> NamedRequest:
-        """What a body asks for, once all is checked that needs no store. Raises as `model_named`,
-        `contract.contract_of` and `ResponseMemory.asked`."""
-        name = sent.get("model")
-        route = self._parts.names.find(name)
-        if route is None:
-            record.model = model_named(self._parts.models, self._parts.names, name, identity).settings.name
-        else:
-            require_right(route.name, identity)
-            record.trace.asked_model = route.name
-        asked = self._memory.asked(record.operation, sent)
-        if asked is not None:
-            contract.session_of(headers, sent)
-            contract.contract_of(record.operation, sent, sent, headers, identity)
-        return NamedRequest(route, asked)
-
     async def asked(
         self,
         record: RequestRecord,
@@ -109,16 +79,19 @@ class CallMaker:
         headers: HeaderMap,
         sent: dict[str, Any],
         sent_bytes: int,
-        named: NamedRequest,
         response_id: str,
     ) -> AskedCall:
         """The request, with the models that it may run on, and the conversation that it continues. Raises as
-        `ResponseMemory.open`; BadRequest."""
+        `model_named` and `ResponseMemory.open`; BadRequest."""
         operation = record.operation
-        route, of_store = named
-        turn = None
-        if of_store is not None:
-            turn = await self._memory.open(of_store, sent, identity, sent_bytes, response_id)
+        name = sent.get("model")
+        route = self._parts.names.find(name)
+        if route is None:
+            record.model = model_named(self._parts.models, self._parts.names, name, identity).settings.name
+        else:
+            require_right(route.name, identity)
+            record.trace.asked_model = route.name
+        turn = await self._memory.open(operation, sent, identity, sent_bytes, response_id)
         body, size = (sent, sent_bytes) if turn is None else (turn.body, turn.size)
         if route is None:
             hops = ModelHops([record.model])

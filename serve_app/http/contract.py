@@ -26,7 +26,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from serve_app.core.anthropic import chat_body, client_words
@@ -154,22 +153,10 @@ def split(
     if operation.is_anthropic:
         body = chat_body(operation, body)
     clean, size = _forwarded(operation, body, bounds, max_model_len)
-    return clean, replace(contract_of(operation, body, clean, headers, identity), session_id=session_id), size
-
-
-def contract_of(
-    operation: Operation,
-    body: Mapping[str, Any],
-    clean: Mapping[str, Any],
-    headers: Mapping[bytes, bytes],
-    identity: Identity,
-) -> Contract:
-    """What the client asks for beside the body, without its session. `clean`: the body to forward. Raises as
-    `split`."""
     request_class = class_of(body, identity)
-    return Contract(
+    contract = Contract(
         request_class=request_class,
-        session_id=None,
+        session_id=session_id,
         deadline_s=_seconds(headers, b"x-deadline-ms", "X-Deadline-Ms", 1, MAX_DEADLINE_MS, " from now"),
         idempotency_key=idempotency_key(headers),
         grace_s=_seconds(headers, b"x-disconnect-grace-ms", "X-Disconnect-Grace-Ms", 0, MAX_GRACE_MS),
@@ -179,6 +166,7 @@ def contract_of(
         and clean.get("stream") is True,
         service_tier=None if body.get("service_tier") is None else SERVICE_TIERS[request_class],
     )
+    return clean, contract, size
 
 
 def _forwarded(

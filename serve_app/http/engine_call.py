@@ -12,7 +12,6 @@ from serve_app.core.receipts import RequestMeasure
 from serve_app.http.body import HeaderMap
 from serve_app.http.prompt_list import PromptExchange
 from serve_app.http.queue_status import QueueComments
-from serve_app.http.request_limits import EarlyCharge
 from serve_app.http.request_record import RequestRecord
 from serve_app.http.response import HttpExchange
 from serve_app.http.responses import Turn
@@ -56,5 +55,4 @@ class EngineCall:
     comments: QueueComments | None
     charge: LimitedRequest
     part: PromptExchange | None = None  # of a list of prompts
-    early: EarlyCharge | None = None  # of its first model
     on_granted: Callable[[], None] | None = None  # of such a part

@@ -20,7 +20,6 @@ from typing import Any
 from serve_app.core.estimate import Estimator
 from serve_app.core.names import TOO_LARGE_CODES, ModelHops
 from serve_app.core.queue import Arrival
-from serve_app.core.responses import Asked
 from serve_app.core.spans import passed_on, trace_of
 from serve_app.errors import BadRequest, EngineFailed, NotFound, RequestFailed, ServeAppError
 from serve_app.http.api import RouterParts
@@ -34,7 +33,7 @@ from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.open_requests import OpenRequests
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, run_together
 from serve_app.http.prompt_log import warn_of_prompts
-from serve_app.http.request_limits import RETRY_COUNT_HEADER, EarlyCharge, RequestLimits
+from serve_app.http.request_limits import RequestLimits
 from serve_app.http.request_record import RequestRecord, recorded
 from serve_app.http.response import HttpExchange
 from serve_app.http.responses import BackgroundKey, ResponseMemory, Turn, own_paths
@@ -103,44 +102,21 @@ class EngineCalls:
         with recorded(record, exchange, self._record_end):
             of_client = operation, headers, receive
             sent, raw = await read_sent(*of_client, http, thread) if query is None else (query, b"")
-            named = self._maker.named(record, identity, headers, sent)
-            async with self._early(record, identity, headers, exchange, raw, named.of_store) as early:
-                asked = await self._maker.asked(record, identity, headers, sent, len(raw), named, response_id)
-                with own_paths(asked.turn):
-                    call = await self._maker.first(asked, record, exchange, raw)
-                call.early = early
-                del raw, sent  # megabytes, perhaps, for as long as the request runs
-                await self._answer(call)
-
-    def _early(
-        self,
-        record: RequestRecord,
-        identity: Identity,
-        headers: HeaderMap,
-        exchange: HttpExchange,
-        raw: bytes,
-        of_store: Asked | None,
-    ) -> contextlib.AbstractAsyncContextManager[EarlyCharge | None]:
-        """What a request is charged before the store is read for it. A repeat under an Idempotency-Key costs nothing,
-        and a background response is charged when it runs."""
-        if of_store is None or not of_store.reads or of_store.background or b"idempotency-key" in headers:
-            return contextlib.nullcontext()
-        return self._limits.early(record, identity, exchange, raw, headers.get(RETRY_COUNT_HEADER))
-
-    async def _answer(self, call: EngineCall) -> None:
-        """Run a request, or what stands for its run."""
-        asked = call.asked
-        turn = asked.turn
-        if turn is not None and turn.asked.background:
-            await self._answer_later(turn, call)
-        elif call.contract.idempotency_key is None:
-            await self._run(call)
-        else:
-            fields = call.body  # as any router's of this model: its settings and its length are in it
-            if turn is not None or asked.route is not None:  # as it was sent: targets and stored turns change
-                fields = dict(asked.sent if turn is None else turn.sent)
-            of_body = functools.partial(fingerprint, asked.operation, fields)
-            await self._run_keyed(call, await self._parts.body_thread.run(asked.sent_bytes, of_body))
+            asked = await self._maker.asked(record, identity, headers, sent, len(raw), response_id)
+            turn = asked.turn
+            with own_paths(turn):
+                call = await self._maker.first(asked, record, exchange, raw)
+            del raw, sent  # megabytes, perhaps, for as long as the request runs
+            if turn is not None and turn.asked.background:
+                await self._answer_later(turn, call)
+            elif call.contract.idempotency_key is None:
+                await self._run(call)
+            else:
+                fields = call.body  # as any router's of this model: its settings and its length are in it
+                if turn is not None or asked.route is not None:  # as it was sent: targets and stored turns change
+                    fields = dict(asked.sent if turn is None else turn.sent)
+                body_fingerprint = await thread.run(asked.sent_bytes, lambda: fingerprint(operation, fields))
+                await self._run_keyed(call, body_fingerprint)
 
     def _record_arrival(
         self, operation: Operation, identity: Identity, headers: HeaderMap, exchange: HttpExchange
@@ -207,6 +183,8 @@ class EngineCalls:
         try:
             made = await self._memory.create(turn, shown, call.asked.identity, wanted.session_id, left_s, key)
         except ValueError:
+            if key is None:
+                raise
             raise reused() from None
         await self._memory.answer(turn, made, call.exchange)
 
@@ -295,8 +273,7 @@ class EngineCalls:
     async def _run_here(self, call: EngineCall) -> None:
         """Charge the request for its present model, and run it there."""
         measure = call.split.measure
-        charging = call.charge, call.record, measure, lambda: call.exchange.status, call.early
-        async with self._limits.charged(*charging):
+        async with self._limits.charged(call.charge, call.record, measure, lambda: call.exchange.status):
             if call.asked.route is not None and not call.record.trace.hops:
                 self.shadows.begin(call.asked.route, call.asked, call.record.request_id)
             await self._run_charged(call)

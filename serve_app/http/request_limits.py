@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 
-from serve_app.core.body_bounds import BYTES_PER_TOKEN
 from serve_app.core.limits import LimitedRequest, Limits, Scopes, TokenPrices
 from serve_app.core.queue import RefusalReason, Refuse, WaitReason, refusal_error
 from serve_app.core.receipts import LIMIT_WAIT, RequestMeasure
@@ -28,7 +25,6 @@ from serve_app.errors import RateLimited
 from serve_app.http.error_responses import Headers
 from serve_app.http.keys import KeyRing, utc
 from serve_app.http.request_record import RequestRecord
-from serve_app.http.response import HttpExchange
 from serve_app.router import Aside, LimitCharge, LimitClient, RouterMetrics
 from serve_app.settings import Settings
 from serve_app.transport import TokenUsage
@@ -38,30 +34,6 @@ FINGERPRINT_BYTES = 16  # of the body: two requests of one key that are alike by
 RETRY_COUNT_HEADER = b"x-stainless-retry-count"  # of OpenAI's SDKs: 0 with a request's first attempt
 
 NO_PRICES = TokenPrices()
-
-
-@dataclass(slots=True)
-class EarlyCharge:
-    """The charge of a request for what its client sent; None: it was taken for the whole request."""
-
-    request: LimitedRequest
-    charge: LimitCharge | None
-
-    def take(self, whole: LimitedRequest) -> LimitCharge | None:
-        """The charge, as that of the whole request; None: it was taken before, or is one of other scopes and given
-        back. Raises RateLimited: a limit can never serve the whole."""
-        charge = self.charge
-        if charge is None or whole.scopes != self.request.scopes:
-            return None
-        charge.grow(whole)
-        self.charge = None
-        return charge
-
-    def end(self) -> None:
-        """Give it back, unless it was taken."""
-        if self.charge is not None:
-            self.charge.refund()
-            self.charge = None
 
 
 class RequestLimits:
@@ -118,18 +90,12 @@ class RequestLimits:
         if not scopes:
             return LimitedRequest(record.request_id, scopes, 0, 0)
         cost = measure.cost
-        cost_micro = self._prices_of(record.model).cost_micro(cost.prompt_tokens, 0, cost.output_tokens)
-        tokens = cost.prompt_tokens + cost.output_tokens
-        return self._limited(scopes, record, tokens, cost_micro, raw, retry_count)
-
-    def _limited(
-        self, scopes: Scopes, record: RequestRecord, tokens: int, cost_micro: int, raw: bytes, retry_count: bytes | None
-    ) -> LimitedRequest:
+        prices = self._prices_of(record.model)
         return LimitedRequest(
             record.request_id,
             scopes,
-            tokens,
-            cost_micro,
+            tokens=cost.prompt_tokens + cost.output_tokens,
+            cost_micro=prices.cost_micro(cost.prompt_tokens, 0, cost.output_tokens),
             fingerprint=hashlib.blake2b(raw, digest_size=FINGERPRINT_BYTES).digest(),
             may_wait=record.tenant in self._waiting_tenants,
             is_repeat=None if retry_count is None else retry_count != b"0",
@@ -158,40 +124,10 @@ class RequestLimits:
         return found
 
     @contextlib.asynccontextmanager
-    async def early(
-        self, record: RequestRecord, identity: Identity, exchange: HttpExchange, raw: bytes, retry_count: bytes | None
-    ) -> AsyncIterator[EarlyCharge | None]:
-        """Charge a request for what its client sent, before more is read for it; given back at the end of the block,
-        unless `charged` has taken it. None: it has no limits, or waits aside, and is charged once it is whole. Raises
-        RateLimited, Unavailable."""
-        scopes = self.scopes(identity, record.model)
-        if not scopes or record.tenant in self._waiting_tenants:
-            yield None
-            return
-        exchange.limit_headers = functools.partial(self.headers, scopes, record.operation)
-        tokens = len(raw) // BYTES_PER_TOKEN if record.operation.takes_slot else 0
-        request = self._limited(scopes, record, tokens, 0, raw, retry_count)
-        del raw  # megabytes, perhaps, for as long as the request runs
-        early = EarlyCharge(request, await self._acquire(request, record))
-        try:
-            yield early
-        finally:
-            early.end()
-
-    @contextlib.asynccontextmanager
     async def charged(
-        self,
-        request: LimitedRequest,
-        record: RequestRecord,
-        measure: RequestMeasure,
-        status: Callable[[], int],
-        early: EarlyCharge | None = None,
+        self, request: LimitedRequest, record: RequestRecord, measure: RequestMeasure, status: Callable[[], int]
     ) -> AsyncIterator[None]:
-        """Charge a request, and end the charge with it.
-
-        Args:
-            status: of its answer, once it is sent.
-            early: what it is charged already.
+        """Charge a request, and end the charge with it. `status`: of its answer, once it is sent.
 
         Raises:
             RateLimited: a limit refuses it. Overloaded: its deadline passes while it waits aside. Unavailable: the
@@ -201,9 +137,27 @@ class RequestLimits:
             yield
             return
         prices = self._prices_of(record.model)
-        charged = None if early is None else self._taken(early, request, record)
-        if charged is None:
-            charged = await self._acquire(request, record)
+        timeline = record.runs.timeline
+        if timeline is not None:
+            timeline.limits_at = time.monotonic()
+        waits_for = LIMIT_WAIT if request.may_wait else WaitReason.QUOTA_ACTOR
+        record.runs.aside = Aside(waits_for, time.monotonic())
+        left_s = None if record.deadline_s is None else max(0.0, record.started + record.deadline_s - time.monotonic())
+        try:
+            async with asyncio.timeout(left_s):
+                charged = await self._client.acquire(request)
+        except RateLimited as error:
+            self._metrics.count_limited(record.model, record.tenant, error.code)
+            raise
+        except TimeoutError:
+            raise refusal_error(Refuse(record.request_id, RefusalReason.DEADLINE, None)) from None
+        finally:
+            record.runs.aside = None
+        if timeline is not None:
+            timeline.limits_until = time.monotonic()
+        record.trace.limit_wait_s = charged.waited_s
+        if charged.waited_s:
+            self._metrics.count_limit_wait(record.model, record.tenant, charged.waited_s)
         try:
             yield
         except asyncio.CancelledError:  # the client left: what the engine made until then is used
@@ -225,41 +179,6 @@ class RequestLimits:
             charged.settle(measure.cost.prompt_tokens, 0)
         else:
             charged.refund()
-
-    def _taken(self, early: EarlyCharge, request: LimitedRequest, record: RequestRecord) -> LimitCharge | None:
-        """The charge that the request has already; one of other scopes is given back. Raises RateLimited."""
-        try:
-            return early.take(request)
-        except RateLimited as error:
-            self._metrics.count_limited(record.named_model, record.tenant, error.code)
-            raise
-        finally:
-            early.end()
-
-    async def _acquire(self, request: LimitedRequest, record: RequestRecord) -> LimitCharge:
-        """Charge a request. Raises as `charged`."""
-        timeline = record.runs.timeline
-        if timeline is not None:
-            timeline.limits_at = time.monotonic()
-        waits_for = LIMIT_WAIT if request.may_wait else WaitReason.QUOTA_ACTOR
-        record.runs.aside = Aside(waits_for, time.monotonic())
-        left_s = None if record.deadline_s is None else max(0.0, record.started + record.deadline_s - time.monotonic())
-        try:
-            async with asyncio.timeout(left_s):
-                charged = await self._client.acquire(request)
-        except RateLimited as error:
-            self._metrics.count_limited(record.named_model, record.tenant, error.code)
-            raise
-        except TimeoutError:
-            raise refusal_error(Refuse(record.request_id, RefusalReason.DEADLINE, None)) from None
-        finally:
-            record.runs.aside = None
-        if timeline is not None:
-            timeline.limits_until = time.monotonic()
-        record.trace.limit_wait_s = charged.waited_s
-        if charged.waited_s:
-            self._metrics.count_limit_wait(record.model, record.tenant, charged.waited_s)
-        return charged
 
     def _settle(self, charged: LimitCharge, prices: TokenPrices, used: TokenUsage) -> None:
         prompt = used.prompt_tokens

@@ -100,11 +100,6 @@ class RequestRecord:
         asked = self.trace.asked_model
         return UsedModel(self.model + suffix, "" if asked is None else asked + suffix)
 
-    @property
-    def named_model(self) -> str:
-        """Its model; before it has one, the name that was asked for."""
-        return self.model or self.trace.asked_model or ""
-
     def on_submit(self, now: float, wall: float) -> None:
         """It is handed to a replica. A stream that is continued there has begun already."""
         if self.runs.to_continue is None:

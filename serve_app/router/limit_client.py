@@ -60,14 +60,6 @@ class LimitCharge:
     request_id: str
     waited_s: float
 
-    def grow(self, request: LimitedRequest) -> None:
-        """Charge what the request needs more, now that it is known whole. Raises RateLimited: a limit can never serve
-        it; the charge stays as it was."""
-        refused = self.client.core.limits.grow(request, time.monotonic())
-        self.client.apply_actions([])
-        if refused is not None:
-            raise _error(refused)
-
     def refund(self) -> None:
         """End the charge of a request that was refused or failed."""
         self.settle(None, 0)

@@ -33,7 +33,9 @@ class BackgroundStore(Protocol):
     async def renew(self, worker: str, response_ids: Sequence[str], lease_s: float) -> None:
         """Lease these jobs for as long again, from now."""
 
-    async def release(self, worker: str, response_id: str, *, count_attempt: bool, pause_s: float = 0.0) -> None:
+    async def release(
+        self, worker: str, response_id: str, *, count_attempt: bool, pause_s: float = 0.0, has_begun: bool = True
+    ) -> None:
         """Give a job back that has not ended and that this worker has; nobody has it for `pause_s` then."""
 
     async def begin(self, response_id: str) -> int | None:

@@ -94,7 +94,9 @@ class SqlBackground:
         now = self._database.now()
         free = and_(RUNS, R.leased_until <= now, R.expires_at > now)
         same = and_(RUNS, R.worker == worker, R.claim == claim)
-        late = and_(RUNS, R.deadline_at <= now, or_(R.worker.is_(None), R.leased_until <= now))
+        late = and_(
+            RUNS, R.deadline_at <= now, R.worker.is_(None), R.claim.is_(None)
+        )  # what a router took may have begun
         columns = R.response_id, R.tenant, R.key_id, R.job, R.attempts, R.deadline_at
         with self._database.reading() as connection:  # most times there is none: nothing is written then
             any_of = or_(free, same, late) if limit else late
@@ -141,10 +143,18 @@ class SqlBackground:
             chosen = R.response_id.in_(response_ids), R.worker == worker, RUNS
             connection.execute(update(RESPONSES).where(*chosen).values(leased_until=self._database.now() + lease_s))
 
-    def release(self, worker: str, response_id: str, *, count_attempt: bool, pause_s: float = 0.0) -> None:
+    def release(
+        self, worker: str, response_id: str, *, count_attempt: bool, pause_s: float = 0.0, has_begun: bool = True
+    ) -> None:
         """Give a job back that has not ended and that this worker has; nobody has it for `pause_s` then.
-        `count_attempt`: its run failed."""
-        free: dict[str, Any] = {"worker": None, "claim": None, "leased_until": self._database.now() + pause_s}
+
+        Args:
+            count_attempt: its run failed.
+            has_begun: it may run at a router, which judges its deadline from now on.
+        """
+        free: dict[str, Any] = {"worker": None, "leased_until": self._database.now() + pause_s}
+        if not has_begun:
+            free["claim"] = None
         if count_attempt:
             free["attempts"] = R.attempts + 1
         with self._database.writing() as connection:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, delete, func, literal, select, tuple_, update
+from sqlalchemy import Connection, and_, delete, func, literal, select, tuple_, update
 
 from serve_app.core.responses import ITEM_ID, Chain, StoredItem, StoredResponse, evicted
 from serve_app.store.database import Database
@@ -129,8 +129,10 @@ class SqlResponses:
         now = self._database.now()
         count = 0
         with self._database.writing() as connection:
-            for column, before in ((R.expires_at, now), (R.used_at, now - keep_s)):
-                over = select(R.response_id).where(column <= before).order_by(column).limit(limit - count)
+            # a background response that has not ended is no use's end: it stays until it expires
+            unused = and_(R.used_at <= now - keep_s, R.job.is_(None))
+            for column, is_over in ((R.expires_at, R.expires_at <= now), (R.used_at, unused)):
+                over = select(R.response_id).where(is_over).order_by(column).limit(limit - count)
                 # another router removes those that it has locked
                 found = connection.execute(over.with_for_update(skip_locked=True)).scalars().all()
                 _remove(connection, found)

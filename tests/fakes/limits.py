@@ -22,11 +22,6 @@ class FakeCharge:
         assert self.end is None, "a charge is ended once"
         self.end = (tokens, cost_micro)
 
-    def grow(self, request: LimitedRequest) -> None:
-        assert self.end is None, "a charge that has ended does not grow"
-        assert request.scopes == self.request.scopes
-        self.request = request
-
     def refund(self) -> None:
         assert self.end is None, "a charge is ended once"
         self.end = "refunded"

@@ -6,7 +6,6 @@ Rules
 - At its end a request's estimate is settled by its use, or refunded. A refund goes back to the actor, which alone knows
   whether the bucket is full by now: at once if the scope is near its limit or the sum is large, else at the next
   heartbeat. A debt is paid by the credit here, or told at once.
-- A request may need more once it is known whole (`grow`): it is not refused then, and the difference may be a debt.
 - What was spent on credit is reported at heartbeats, in sums; so each router learns what the others have left.
 - While the actor is away, requests without credit wait for it. Credit of a concurrency is not used once the actor may
   have given it to others (`is_fenced`); of a bucket it is, since the actor counts a lost router's credit as used.
@@ -39,7 +38,6 @@ from serve_app.core.limits.messages import (
 )
 from serve_app.core.limits.policy import (
     NOTHING,
-    REASONS,
     Bucket,
     Kind,
     LimitedRequest,
@@ -160,31 +158,6 @@ class RouterLimits:
                 scope.spent[kind] += paid
                 scope.refund[kind] += refund + paid
             self._return_surplus(name, scope)
-
-    def grow(self, request: LimitedRequest, now: float) -> Refusal | None:
-        """A charged request needs more than was known when it was charged: as much as `request` of the same scopes.
-        What this router has no credit for is a debt, which the next requests pay. Returns why it can never be served:
-        then it is charged as before."""
-        run = self.running[request.request_id]
-        need = request.need
-        for name, limits in request.scopes:
-            for kind, capacity in limits.capacities().items():
-                if need[kind] > capacity:
-                    return Refusal(request.request_id, REASONS[kind], in_words(limits, kind, name), None)
-        more = tuple(max(0.0, new - old) for new, old in zip(need, run.request.need, strict=True))
-        for name, _ in request.scopes:
-            scope = self.scopes[name]
-            scope.used_at = now
-            for kind in scope.capacities:
-                if kind is not Kind.CONCURRENT:
-                    paid = min(max(0.0, scope.account[kind]), more[kind])
-                    scope.account[kind] -= paid
-                    scope.spent[kind] += paid
-                    scope.refund[kind] -= more[kind] - paid
-            self._return_surplus(name, scope)
-        grown = max(request.tokens, run.request.tokens), max(request.cost_micro, run.request.cost_micro)
-        run.request = run.request._replace(tokens=grown[0], cost_micro=grown[1])
-        return None
 
     def lose(self, request_id: str, now: float) -> None:
         """The actor's answer to a pending request could not be taken: unless it is decided, it is not charged."""

@@ -35,13 +35,8 @@ class Asked:
     background: bool = False
 
     @property
-    def reads(self) -> bool:
-        """Whether it continues, or refers to, what is stored."""
-        return self.previous_id is not None or bool(self.references)
-
-    @property
     def needs_store(self) -> bool:
-        return self.store or self.reads
+        return self.store or self.previous_id is not None or bool(self.references)
 
 
 def asked_of(body: Mapping[str, Any], *, by_default: bool) -> Asked:

@@ -21,7 +21,6 @@ import msgspec
 from serve_app.core.responses import (
     CANCELLED,
     FAILED,
-    Asked,
     BackgroundJob,
     EventPiece,
     StoredResponse,
@@ -83,26 +82,30 @@ class ResponseMemory:
         self._has_workers = bool(settings.batch.workers)
         self._runs.settings = settings.responses
 
-    def asked(self, operation: Operation, sent: Mapping[str, Any]) -> Asked | None:
-        """What a body asks of the store; None: nothing. Raises as `asked_of`."""
+    async def open(
+        self,
+        operation: Operation,
+        sent: Mapping[str, Any],
+        identity: Identity,
+        sent_bytes: int,
+        response_id: str = "",
+    ) -> Turn | None:
+        """The turn that a body of `sent_bytes` begins; None: it asks for nothing of the store. `response_id`: it is the
+        background run of this response.
+
+        Raises:
+            BadRequest: a field of a wrong type; nothing is made in the background here; the response before has not
+            ended; or the conversation has more values than a body may have. BodyTooLarge: the same of bytes. NotFound:
+            it continues a response, or refers to an item, that is not the tenant's or not there. Forbidden: a token
+            asks for a background response. StoreAway.
+        """
         if operation not in (Operation.RESPONSES, Operation.INPUT_TOKENS):
             return None
         asked = asked_of(sent, by_default=self._settings.store_by_default)
         if operation is Operation.INPUT_TOKENS:
             asked = replace(asked, store=False, background=False)
-        return asked if asked.needs_store else None
-
-    async def open(
-        self, asked: Asked, sent: Mapping[str, Any], identity: Identity, sent_bytes: int, response_id: str = ""
-    ) -> Turn:
-        """The turn that a body of `sent_bytes` begins. `response_id`: it is the background run of this response.
-
-        Raises:
-            BadRequest: nothing is made in the background here; the response before has not
-            ended; or the conversation has more values than a body may have. BodyTooLarge: the same of bytes. NotFound:
-            it continues a response, or refers to an item, that is not the tenant's or not there. Forbidden: a token
-            asks for a background response. StoreAway.
-        """
+        if not asked.needs_store:
+            return None
         if asked.background:
             self._check_background(identity)
         if asked.store and sent_bytes > self._settings.max_bytes_per_tenant:

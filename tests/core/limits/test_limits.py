@@ -65,25 +65,6 @@ def test_a_client_that_comes_back_at_the_announced_moment_is_served() -> None:
     assert world.excess(SCOPE, PER_MINUTE, Kind.REQUESTS) < 0.01
 
 
-def test_a_request_that_grows_leaves_a_debt_and_is_settled_by_its_use() -> None:
-    limits = Limits(tokens_per_minute=600)
-    world = World()
-    name = world.ask("r0", limits, tokens=10)
-    world.run(0.1)
-    request = world.charged[-1][1]
-    never = world.cores["r0"].grow(request._replace(tokens=601), world.now)
-    assert never is not None
-    assert (never.retry_after_s, never.limit) == (None, "600 tokens per minute of this key")
-    assert world.cores["r0"].grow(request._replace(tokens=590), world.now) is None
-    world.run(0.1)
-    (refused,) = decisions(world, 1, limits, tokens=100)
-    assert isinstance(refused, Refusal)
-    assert refused.retry_after_s == pytest.approx(8.8, abs=0.2)  # 10 of 600 are left, and 10 come a second
-    world.end(name, 90)
-    world.run(0.1)
-    assert kinds(decisions(world, 1, limits, tokens=100)) == (1, 0)
-
-
 def test_identical_requests_each_have_a_moment_of_their_own() -> None:
     world = World()
     decisions(world, 60, PER_MINUTE)
