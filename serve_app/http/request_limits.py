@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable
 from serve_app.core.limits import LimitedRequest, Limits, Scopes, TokenPrices
 from serve_app.core.queue import RefusalReason, Refuse, WaitReason, refusal_error
 from serve_app.core.receipts import LIMIT_WAIT, RequestMeasure
-from serve_app.errors import RateLimited
+from serve_app.errors import BadRequest, RateLimited
 from serve_app.http.error_responses import Headers
 from serve_app.http.keys import KeyRing, utc
 from serve_app.http.request_record import RequestRecord
@@ -169,21 +169,32 @@ class RequestLimits:
             else:  # of an answer that is not streamed nothing is known before its end
                 charged.settle(request.tokens, request.cost_micro)
             raise
+        except BadRequest:
+            if record.submitted_at is None:
+                charged.refund()
+            else:
+                _end_refused(charged, measure)
+            raise
         except BaseException:
             charged.refund()
             raise
         if status() < 400:
             self._settle(charged, prices, record.tokens_used())
-        elif measure.is_large:
-            # to read it was work, though no money's worth, whatever the engine answered
-            charged.settle(measure.cost.prompt_tokens, 0)
         else:
-            charged.refund()
+            _end_refused(charged, measure)
 
     def _settle(self, charged: LimitCharge, prices: TokenPrices, used: TokenUsage) -> None:
         prompt = used.prompt_tokens
         output = used.completion_tokens
         charged.settle(prompt + output, prices.cost_micro(prompt, used.cached_tokens, output))
+
+
+def _end_refused(charged: LimitCharge, measure: RequestMeasure) -> None:
+    """The engine has refused the request. To read a large one was work, though no money's worth."""
+    if measure.is_large:
+        charged.settle(measure.cost.prompt_tokens, 0)
+    else:
+        charged.refund()
 
 
 def duration(seconds: float) -> str:

@@ -61,7 +61,8 @@ class ShadowRuns:
         try:
             while not run.done():
                 await asyncio.wait([run], timeout=LOOK_S)
-                if model.waiting_anywhere and not run.done():
+                # here alone: a shadow that waits at another router is in the figures of the whole queue, and would end all
+                if model.waiting and not run.done():
                     run.cancel()
                     await asyncio.wait([run])
             if not run.cancelled() and (error := run.exception()) is not None:

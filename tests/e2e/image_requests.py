@@ -52,12 +52,13 @@ async def ask(client: Client, messages: dict[str, Any]) -> dict[str, Any]:
     answer = json.loads(reply.body)
     if reply.status != 200:
         return {"status": reply.status, "error": answer["error"]}
-    receipt = client.edge.parts.receipts.find(reply.headers["x-serve-app-request-id"], None)
+    parts = client.edge.parts
+    receipt = parts.receipts.find(reply.headers["x-serve-app-request-id"], None)
     assert receipt is not None
-    counted = receipt.trace.measure.cost
+    measure = receipt.trace.measure
     return {
         "status": reply.status,
         "text": answer["choices"][0]["message"]["content"],
         "tokens": answer["usage"]["prompt_tokens"],
-        "counted": counted.prompt_tokens,
+        "counted": measure.cost.prompt_tokens,
     }

@@ -13,6 +13,7 @@ import pytest
 
 from serve_app.core.audio import TEXT_TOKENS_PER_S, TOKENS_PER_S
 from serve_app.core.continuation import NotContinued
+from serve_app.core.receipts import Receipt
 from serve_app.http.audio_form import MAX_CHANNELS
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import KEY, Client, Reply, ask, started
@@ -50,6 +51,12 @@ def sdk(client: Client) -> openai.AsyncOpenAI:
 
 def hearing(**changes: Any) -> Any:
     return model(task="transcribe", **changes)
+
+
+def kept(client: Client) -> list[Receipt]:
+    """The receipts of a router, the oldest first."""
+    parts = client.edge.parts
+    return [*parts.receipts.kept.values()]
 
 
 def test_the_official_sdk_gets_text_in_each_format_and_as_a_stream() -> None:
@@ -161,16 +168,16 @@ def test_audio_is_estimated_and_charged_by_its_seconds() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
         assert (await post(client, content=wav(seconds=65))).status == 200
-        (receipt,) = client.edge.parts.receipts.kept.values()
+        (receipt,) = kept(client)
         measure = receipt.trace.measure
         assert (measure.sequences, measure.slots) == (3, 2), "three clips of 30 s, on a replica of two slots"
         assert measure.cost.prompt_tokens == 65 * TOKENS_PER_S
         assert measure.cost.output_tokens == 65 * TEXT_TOKENS_PER_S
         assert (receipt.outcome, receipt.prompt_tokens) == (Outcome.OK, 65 * TOKENS_PER_S)
         assert (await post(client, *fields(max_completion_tokens="5"))).status == 200
-        bounded = list(client.edge.parts.receipts.kept.values())[-1]
-        estimated = bounded.trace.measure.cost
-        assert (estimated.output_tokens, bounded.output_tokens) == (5, 5)
+        bounded = kept(client)[-1]
+        measure = bounded.trace.measure
+        assert (measure.cost.output_tokens, bounded.output_tokens) == (5, 5)
         assert client.at_rest()
 
     run(scenario, hearing(slots=2))
@@ -185,7 +192,7 @@ def test_a_transcription_has_class_session_and_deadline_as_a_chat_has() -> None:
         again = await client.request("POST", TRANSCRIPTIONS, body, headers)
         assert (first.status, again.status) == (200, 200)
         assert (first.body, again.headers["x-idempotent-replay"]) == (again.body, "true")
-        receipt = next(iter(client.edge.parts.receipts.kept.values()))
+        receipt = kept(client)[0]
         assert receipt.request_class.label == "low"
         other = b"".join(form(part("file", wav(3), "a.wav"), part("model", MODEL.encode()), *fields(priority="low")))
         reply = await client.request("POST", TRANSCRIPTIONS, other, headers)
@@ -222,7 +229,7 @@ def test_a_whole_transcription_is_repeated_when_its_engine_is_lost_and_a_stream_
             assert reply.status == 200
             if stream:
                 assert "error" in reply.events[-1]
-                receipt = list(client.edge.parts.receipts.kept.values())[-1]
+                receipt = kept(client)[-1]
                 assert receipt.trace.not_continued is NotContinued.REQUEST
             else:
                 assert len(json.loads(reply.body)["text"].split()) == 30 * TEXT_TOKENS_PER_S

@@ -1,7 +1,7 @@
 """GET /admin/usage: sums of use from the store, of a tenant's key its own tenant's.
 
     ?by=day,tenant      by what it is summed: any of day, tenant, key, name (that was asked for), model (that ran);
-                        by default all of them
+                        by default all but name
     &from=2026-11-01&to=2026-11-30      days of UTC, inclusive
     &tenant=..&key=..&name=..&model=..  only these
 
@@ -30,6 +30,7 @@ FIELDS = {
     "name": "asked_model",
     "model": "model",
 }  # of a row, by their words here
+BY_DEFAULT = tuple(word for word in FIELDS if word != "name")  # as before there were names: a row each
 
 GetUsage = Callable[[UsageQuery], Awaitable[list[UsageRow]]]
 
@@ -63,7 +64,7 @@ def usage_query(identity: Identity, query: bytes) -> UsageQuery:
         if word not in FIELDS:
             raise BadRequest(f"`by` has {word[:40]!r}; it can have {', '.join(FIELDS)}", param="by")
     return UsageQuery(
-        by=tuple(field for word, field in FIELDS.items() if word in by or not by),
+        by=tuple(field for word, field in FIELDS.items() if word in (by or BY_DEFAULT)),
         from_day=_day(words, "from"),
         to_day=_day(words, "to"),
         tenant=words.get("tenant"),

@@ -16,7 +16,7 @@ export function namesOf(page) {
     const since = ago(SPAN_S);
     const found = await Promise.all(cards.map((card) => get(query("/admin/history", { name: card.id, by: "model", step_s: "all", since }), { signal })));
     const missing = [...new Set(found.flatMap((answer) => answer.missing ?? []))];
-    return { data: cards.flatMap((card, index) => rowsOf(card, found[index].data)), missing, complete: !missing.length };
+    return { data: cards.flatMap((card, index) => rowsOf(card, found[index].data.filter((row) => row.name))), missing, complete: !missing.length };
   }, EVERY_S);
 }
 
