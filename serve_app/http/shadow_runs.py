@@ -61,7 +61,7 @@ class ShadowRuns:
         try:
             while not run.done():
                 await asyncio.wait([run], timeout=LOOK_S)
-                # here alone: a shadow that waits at another router is in the figures of the whole queue, and would end all
+                # here alone: in the figures of all routers are shadows that wait, too, and one would end all
                 if model.waiting and not run.done():
                     run.cancel()
                     await asyncio.wait([run])
