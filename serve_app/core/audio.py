@@ -1,8 +1,8 @@
 """How long an audio file is, and its rate and channels, by its headers, without decoding it. Pure.
 
 A file of a few kilobytes may be hours of silence. Known are the containers that OpenAI's API takes: WAV, FLAC, Ogg
-(Vorbis, Opus), MP3, MP4 (M4A) and WebM. What a header says is a claim: the engine that decodes the file ends at the
-same bounds.
+(Vorbis, Opus), MP3, MP4 (M4A) and WebM. What a header says is a claim, which decides what the request is charged and which slots it takes:
+the engine decodes no more than it (`most_s`), and so does it with the size of a file that claims nothing.
 
 Invariant: for any bytes `audio_facts` raises nothing and looks at O(`MAX_STEPS`) headers; None means that the file is
 of no known format. A duration of None: the file is of one, and does not say.
@@ -20,8 +20,19 @@ TOKENS_PER_S = 100
 TEXT_TOKENS_PER_S = 8  # of fast speech, in a vocabulary that has few of its words; slow speech has 3
 DECODED_BYTES_PER_S = 2 * 48_000 * 4  # of two channels at the rate of video, as floats
 CHUNK_S = 30.0  # of audio in one engine request: Whisper's
+MIN_HZ = 4000  # telephones have 8,000; a file of kilobytes with 1 would be gigabytes at the rate that models hear
+MIN_BITS_PER_S = 6000  # of Opus, the lowest that speech is recorded with
+MAX_CHANNELS = 8  # 7.1; each is decoded, and they are mixed to one
+CLAIM_SLACK_S = 1.0  # that encoders add, and players cut off
+CLAIM_SLACK = 1.1  # of an estimate by a bit rate
+FLAC = b"fLaC"
+EBML = b"\x1a\x45\xdf\xa3"  # Matroska, WebM
+MP4 = b"ftyp"  # behind the size of the box
 MAX_STEPS = 4096  # chunks, boxes or elements of a file that are looked at
+_OGG_HEAD_BYTES = 64  # more than what is read of one
 _TAIL_BYTES = 2**16  # an Ogg page has at most 65,307
+_FRAMED = frozenset((1, 3, 6, 7, 0xFFFE))  # WAV's codes of samples one by one; others have blocks of many
+_NO_LENGTHS = (0, 2**32 - 1, 2**64 - 1)  # an MP4 that was written while it was recorded
 _MP3_RATES = (44_100, 48_000, 32_000)
 _MP3_KBITS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _MP3_KBITS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
@@ -62,6 +73,18 @@ def audio_facts(data: bytes) -> AudioFacts | None:
     return None
 
 
+def claimed_s(data: bytes, most: float) -> float:
+    """The seconds that a file claims; of one that does not say, those that its size allows. At most `most`."""
+    facts = audio_facts(data)
+    claimed = None if facts is None else facts.seconds
+    return min(most, len(data) * 8 / MIN_BITS_PER_S if claimed is None else claimed)
+
+
+def most_s(claimed: float) -> float:
+    """The seconds that a file may have which claims so many."""
+    return max(claimed + CLAIM_SLACK_S, claimed * CLAIM_SLACK)
+
+
 def chunks_of(seconds: float) -> int:
     """The engine requests that so much audio becomes; at least one."""
     return max(1, math.ceil(seconds / CHUNK_S))
@@ -85,26 +108,28 @@ def decoded_bound(seconds: float) -> int:
 def _facts(data: bytes) -> AudioFacts | None:
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return _wav(data)
-    if data[:4] == b"fLaC":
+    if data[:4] == FLAC:
         return _flac(data)
     if data[:4] == b"OggS":
         return _ogg(data)
-    if data[4:8] == b"ftyp":
+    if data[4:8] == MP4:
         return _mp4(data)
-    if data[:4] == b"\x1a\x45\xdf\xa3":
+    if data[:4] == EBML:
         return _webm(data)
     return _mp3(data)
 
 
 def _wav(data: bytes) -> AudioFacts | None:
     at = 12
-    rate = channels = frame = 0
+    rate = channels = bytes_per_s = 0
     for _ in range(MAX_STEPS):
         kind, size = struct.unpack_from("<4sI", data, at)
         if kind == b"fmt ":
-            channels, rate, _, frame = struct.unpack_from("<HIIH", data, at + 10)
-        elif kind == b"data" and frame:
-            return AudioFacts(min(size, len(data) - at - 8) / frame / rate, rate, channels)
+            code, channels, rate, bytes_per_s, frame = struct.unpack_from("<HHIIH", data, at + 8)
+            if code in _FRAMED:
+                bytes_per_s = frame * rate
+        elif kind == b"data" and bytes_per_s:
+            return AudioFacts(min(size, len(data) - at - 8) / bytes_per_s, rate, channels)
         at += 8 + size + size % 2
     return None
 
@@ -117,7 +142,8 @@ def _flac(data: bytes) -> AudioFacts:
 
 
 def _ogg(data: bytes) -> AudioFacts | None:
-    head = data[27 + data[26] :]
+    start = 27 + data[26]
+    head = data[start : start + _OGG_HEAD_BYTES]
     if head[:8] == b"OpusHead":
         channels, skipped = struct.unpack_from("<BH", head, 9)
         rate = _OPUS_RATE
@@ -152,6 +178,9 @@ def _mp3(data: bytes) -> AudioFacts | None:
         flags, frames = struct.unpack_from(">II", data, tag + 4)
         if flags & 1:
             return AudioFacts(frames * samples / rate, rate, 1 if is_mono else 2)
+    if data[at + 36 : at + 40] == b"VBRI":
+        (frames,) = struct.unpack_from(">I", data, at + 50)
+        return AudioFacts(frames * samples / rate, rate, 1 if is_mono else 2)
     kbits = (_MP3_KBITS_1 if version == 3 else _MP3_KBITS_2)[bits]
     return AudioFacts((len(data) - at) * 8 / kbits / 1000, rate, 1 if is_mono else 2)
 
@@ -159,14 +188,16 @@ def _mp3(data: bytes) -> AudioFacts | None:
 def _mp4(data: bytes) -> AudioFacts | None:
     seconds: float | None = None
     rate = channels = 0
+    is_movie = False
     for kind, start in _boxes(data):
         if kind == b"mvhd":
             is_long = data[start] == 1
             scale, length = struct.unpack_from(">IQ" if is_long else ">II", data, start + (20 if is_long else 12))
-            seconds = length / scale
+            seconds = None if length in _NO_LENGTHS else length / scale
+            is_movie = True
         elif kind == b"stsd" and data[start + 12 : start + 16] in _SOUNDS:
             channels, _, _, rate = struct.unpack_from(">HHIH", data, start + 32)
-    return None if seconds is None else AudioFacts(seconds, rate, channels)
+    return AudioFacts(seconds, rate, channels) if is_movie else None
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, int]]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from serve_app.core.audio import audio_facts, decoded_bound
+from serve_app.core.audio import FLAC, MAX_CHANNELS, MIN_HZ, audio_facts, claimed_s, decoded_bound
 from serve_app.errors import BadRequest
 from serve_app.http.body import BodyThread, HeaderMap, Receive, read_object
 from serve_app.http.fields import SHOWN_NAME_CHARS
@@ -20,7 +20,6 @@ from serve_app.settings import HttpSettings, ModelSettings
 from serve_app.types import Operation
 
 FILE = "file"
-MAX_CHANNELS = 8  # 7.1; each is decoded, and they are mixed to one
 FORMATS = ("json", "text", "verbose_json")  # vLLM writes no subtitles
 _SUBTITLES = ("srt", "vtt")
 _LIST = "timestamp_granularities"
@@ -30,6 +29,10 @@ _KNOWN_FORMATS = "a WAV, FLAC, Ogg, MP3, MP4 (M4A) or WebM file"
 
 def _flag(text: str) -> bool:
     return _FLAGS[text.lower()]
+
+
+def _class(text: str) -> str | int:
+    return int(text) if text.isdecimal() else text
 
 
 def _finite(text: str) -> float:
@@ -46,6 +49,7 @@ _READ: Mapping[str, tuple[Callable[[str], Any], str]] = {
         (_finite, "a number"),
     ),
     **dict.fromkeys(("seed", "top_k", "max_completion_tokens", "n"), (int, "a whole number")),
+    "priority": (_class, "a class"),
     **dict.fromkeys(
         ("stream", "use_beam_search", "stream_include_usage", "stream_continuous_usage_stats"), (_flag, "true or false")
     ),
@@ -119,6 +123,10 @@ def _check_headers(content: bytes, model: ModelSettings) -> None:
     facts = audio_facts(content)
     if facts is None:
         raise BadRequest(f"`file` is no audio that is known here, or cut off: {_KNOWN_FORMATS} is wanted", param=FILE)
+    if facts.seconds is None and content.startswith(FLAC):
+        raise BadRequest("`file` is a FLAC file that does not say how long it is", param=FILE)
+    if facts.rate and facts.rate < MIN_HZ:
+        raise BadRequest(f"`file` has {facts.rate} samples a second, at least {MIN_HZ} are needed", param=FILE)
     for found, most, unit, setting in (
         (facts.seconds or 0, model.max_audio_s, "seconds", "models[].max_audio_s"),
         (facts.rate, model.max_audio_hz, "samples a second", "models[].max_audio_hz"),
@@ -136,9 +144,8 @@ def _check_headers(content: bytes, model: ModelSettings) -> None:
 
 
 def audio_s(body: Mapping[str, Any], model: ModelSettings) -> float:
-    """The seconds of the file, for its estimate; of one that does not say, the most that there may be."""
-    facts = audio_facts(body[FILE])
-    return model.max_audio_s if facts is None or facts.seconds is None else facts.seconds
+    """The seconds of the file, for its estimate, as `claimed_s`."""
+    return claimed_s(body[FILE], model.max_audio_s)
 
 
 def _value(name: str, text: str) -> Any:

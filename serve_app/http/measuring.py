@@ -54,14 +54,15 @@ def with_costs(
 
 
 def _with_seconds(split: SplitBody, seconds: float, max_slots: int) -> SplitBody:
-    """A transcription, measured by the length of its audio, each chunk of which is a sequence. `max_slots`: as
-    `slots_of`."""
+    """A transcription, measured by the length of its audio, each chunk of which is a sequence; vLLM runs those of
+    a stream one by one. `max_slots`: as `slots_of`."""
     sequences = audio.chunks_of(seconds)
     bound = output_bound(split.body)
     text = audio.text_tokens(seconds) if bound is None else min(bound * sequences, audio.text_tokens(seconds))
     most = None if bound is None else bound * sequences
     cost = RequestCost(audio.prompt_tokens(seconds), text, EstimateSource.PRIOR, most)
-    slots = slots_of(split.operation, sequences, cost, None, max_slots)
+    at_once = 1 if split.body.get("stream") else sequences
+    slots = slots_of(split.operation, at_once, cost, None, max_slots)
     measure = split.measure._replace(sequences=sequences, cost=cost, slots=slots)
     return split._replace(measure=measure, parts=((split.body, measure),))
 

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from serve_app.core.audio import (
     CHUNK_S,
+    MIN_BITS_PER_S,
     TEXT_TOKENS_PER_S,
     TOKENS_PER_S,
     AudioFacts,
     audio_facts,
     chunks_of,
+    claimed_s,
+    most_s,
     prompt_tokens,
     text_tokens,
 )
@@ -92,6 +95,63 @@ def test_a_file_that_is_cut_off_anywhere_raises_nothing(files: dict[str, bytes],
 def test_no_bytes_raise_anything(content: bytes, head: bytes) -> None:
     facts = audio_facts(head + content)
     assert facts is None or facts.seconds is None or facts.seconds >= 0
+
+
+BLOCKS = (
+    "IMA_ADPCM",
+    "MS_ADPCM",
+    "GSM610",
+    "G721_32",
+    "NMS_ADPCM_16",
+    "NMS_ADPCM_24",
+    "NMS_ADPCM_32",
+    "ULAW",
+    "ALAW",
+    "PCM_U8",
+    "PCM_24",
+    "DOUBLE",
+)
+
+
+@pytest.mark.parametrize("subtype", BLOCKS)
+def test_a_wav_of_each_code_claims_what_is_decoded_of_it(subtype: str) -> None:
+    import soundfile
+
+    data = by_soundfile("WAV", subtype, channels=1)
+    facts = audio_facts(data)
+    assert facts is not None
+    assert facts.seconds is not None
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        found = len(file.read()) / file.samplerate
+    assert found == pytest.approx(facts.seconds, abs=PADDING_S)
+    assert found <= most_s(facts.seconds)
+
+
+def mp4(length: int, is_long: bool) -> bytes:
+    """A movie of thousandths of a second."""
+    times = struct.pack(">QQIQ" if is_long else ">IIII", 0, 0, 1000, length)
+    head = struct.pack(">I4s", 12 + len(times), b"mvhd") + bytes([is_long, 0, 0, 0]) + times
+    return struct.pack(">I4s4sI", 16, b"ftyp", b"isom", 0) + struct.pack(">I4s", 8 + len(head), b"moov") + head
+
+
+@pytest.mark.parametrize(("length", "is_long"), [(0, False), (2**32 - 1, False), (0, True), (2**64 - 1, True)])
+def test_an_mp4_that_was_not_finished_says_no_length(length: int, is_long: bool) -> None:
+    assert audio_facts(mp4(1500, is_long)) == AudioFacts(1.5, 0, 0)
+    assert audio_facts(mp4(length, is_long)) == AudioFacts(None, 0, 0)
+
+
+def test_a_file_that_says_no_length_is_as_long_as_its_size_allows() -> None:
+    data = mp4(0, False)
+    data += bytes(MIN_BITS_PER_S - len(data))
+    assert claimed_s(data, 600) == 8
+    assert claimed_s(data, 5) == 5
+    assert claimed_s(mp4(1500, False), 600) == 1.5
+    assert (most_s(1), most_s(100)) == (2, pytest.approx(110))
+
+
+def test_an_mp3_with_a_table_of_fraunhofer_s_is_as_long_as_its_frames() -> None:
+    frame = struct.pack(">I", 0xFFFB9000) + bytes(32) + struct.pack(">4sHHHII", b"VBRI", 1, 0, 0, 0, 100)
+    assert audio_facts(frame + bytes(100)) == AudioFacts(100 * 1152 / 44_100, 44_100, 2)
 
 
 def test_a_wav_that_claims_more_than_it_has_is_as_long_as_its_bytes() -> None:

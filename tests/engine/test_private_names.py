@@ -15,6 +15,7 @@ import pytest
 
 from serve_app.engine.vllm_adapter import continuing, private_names, produced_tokens
 from serve_app.engine.vllm_adapter.private_names import (
+    AUDIO_NAMES,
     END_NAMES,
     ENGINE_NAMES,
     MESSAGE_NAMES,
@@ -33,7 +34,7 @@ requires("vllm")
 
 @pytest.mark.parametrize(
     "name",
-    [*NAMES, *SCORING_NAMES, *RENDER_NAMES, *TOOL_NAMES, *MESSAGE_NAMES, *SPEECH_NAMES, *END_NAMES],
+    [*NAMES, *SCORING_NAMES, *RENDER_NAMES, *TOOL_NAMES, *MESSAGE_NAMES, *SPEECH_NAMES, *AUDIO_NAMES, *END_NAMES],
     ids=lambda name: f"{name}:{','.join(name.parts)}",
 )
 def test_a_private_name_is_where_it_was(name: PrivateName) -> None:

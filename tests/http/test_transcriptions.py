@@ -11,10 +11,9 @@ import httpx2
 import openai
 import pytest
 
-from serve_app.core.audio import TEXT_TOKENS_PER_S, TOKENS_PER_S
+from serve_app.core.audio import MAX_CHANNELS, MIN_HZ, TEXT_TOKENS_PER_S, TOKENS_PER_S
 from serve_app.core.continuation import NotContinued
 from serve_app.core.receipts import Receipt
-from serve_app.http.audio_form import MAX_CHANNELS
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import KEY, Client, Reply, ask, started
 from tests.fakes.batches import FORM, form, part
@@ -124,6 +123,8 @@ def test_a_wrong_field_of_the_form_is_refused_by_name(parts: list[bytes], field:
         (wav()[:20], "is no audio"),
         (wav(seconds=11), "11 seconds, 10 are allowed (models[].max_audio_s)"),
         (wav(seconds=0.1, rate=48_001), "48001 samples a second, 48000 are allowed (models[].max_audio_hz)"),
+        (wav(rate=MIN_HZ - 1), f"{MIN_HZ - 1} samples a second, at least {MIN_HZ} are needed"),
+        (b"fLaC" + bytes(14) + struct.pack(">Q", RATE << 44) + bytes(100), "a FLAC file that does not say how long"),
         (wav(seconds=0.1, channels=MAX_CHANNELS + 1), f"{MAX_CHANNELS} are allowed"),
         (wav(seconds=9, rate=48_000, channels=3), "bytes once it is decoded"),
     ],
@@ -174,6 +175,9 @@ def test_audio_is_estimated_and_charged_by_its_seconds() -> None:
         assert measure.cost.prompt_tokens == 65 * TOKENS_PER_S
         assert measure.cost.output_tokens == 65 * TEXT_TOKENS_PER_S
         assert (receipt.outcome, receipt.prompt_tokens) == (Outcome.OK, 65 * TOKENS_PER_S)
+        assert (await post(client, *fields(stream="true"), content=wav(seconds=65))).status == 200
+        streamed = kept(client)[-1].trace.measure
+        assert (streamed.sequences, streamed.slots, streamed.cost) == (3, 1, measure.cost), "one clip at a time"
         assert (await post(client, *fields(max_completion_tokens="5"))).status == 200
         bounded = kept(client)[-1]
         measure = bounded.trace.measure
@@ -197,6 +201,18 @@ def test_a_transcription_has_class_session_and_deadline_as_a_chat_has() -> None:
         other = b"".join(form(part("file", wav(3), "a.wav"), part("model", MODEL.encode()), *fields(priority="low")))
         reply = await client.request("POST", TRANSCRIPTIONS, other, headers)
         assert reply.error["code"] == "idempotency_key_reused", "the file counts"
+
+    run(scenario, hearing())
+
+
+def test_a_class_in_a_form_is_a_name_or_a_number() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        for priority in ("0", "low"):
+            assert (await post(client, *fields(priority=priority))).status == 200
+            assert kept(client)[-1].request_class.label == "low"
+        reply = await post(client, *fields(priority="4"))
+        assert (reply.status, reply.error["param"]) == (400, "priority")
 
     run(scenario, hearing())
 

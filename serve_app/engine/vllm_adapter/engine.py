@@ -41,6 +41,7 @@ from serve_app.engine.stall_detector import StallDetector
 from serve_app.engine.start import engine_args, environment
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.vllm_adapter import (
+    audio_loader,
     continuing,
     cut_calls,
     log_probabilities,
@@ -345,6 +346,7 @@ def _change_vllm(llm: RecordedLLM, settings: ModelSettings) -> None:
     response_entries.install()
     cut_calls.install()
     media_connector.install(settings.media_domains)
+    audio_loader.install(settings.max_audio_hz, settings.task == "transcribe")
     take_turns(llm.renderer)
     name_what_is_refused(llm.renderer)
 

@@ -1,7 +1,7 @@
 """Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `continuing`, `produced_tokens`), making
 log probabilities in slices (`SCORING_NAMES`: `log_probabilities`; `RESPONSE_NAMES`: `response_entries`), or rendering
 in turns (`RENDER_NAMES`: `render_turns`), or tool calls (`TOOL_NAMES`: `cut_calls`), or answers to Anthropic's clients
-(`MESSAGE_NAMES`: `messages`), or of audio (`SPEECH_NAMES`: `transcriptions`), or how EngineCore has ended (`END_NAMES`:
+(`MESSAGE_NAMES`: `messages`), or of audio (`SPEECH_NAMES`: `transcriptions`; `AUDIO_NAMES`: `audio_loader`), or how EngineCore has ended (`END_NAMES`:
 `engine`), or fetching media (`MEDIA_NAMES`: `media_connector`).
 
 Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
@@ -170,7 +170,18 @@ MESSAGE_NAMES = (
     PrivateName(MESSAGES_SERVING, "AnthropicServingMessages.message_stream_converter", ("generator",)),
 )
 
+_AUDIO_BOUNDS = ("path", "sr", "mono", "max_duration_s")
+AUDIO_NAMES = (
+    PrivateName("vllm.multimodal.media.audio", "load_audio", _AUDIO_BOUNDS),
+    PrivateName("vllm.entrypoints.speech_to_text.base.serving", "load_audio", _AUDIO_BOUNDS),
+    PrivateName("vllm.multimodal.audio", "resample_audio_pyav", ("audio", "orig_sr", "target_sr")),
+)
 SPEECH_NAMES = (
+    PrivateName(
+        "vllm.entrypoints.speech_to_text.base.serving",
+        "SpeechToTextBaseServing._get_verbose_segments",
+        ("tokens", "log_probs", "request", "segment_class", "start_time"),
+    ),
     PrivateName(
         "vllm.entrypoints.speech_to_text.base.serving",
         "SpeechToTextBaseServing",

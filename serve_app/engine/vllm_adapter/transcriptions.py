@@ -23,6 +23,7 @@ from vllm.entrypoints.speech_to_text.transcription.protocol import Transcription
 from vllm.entrypoints.speech_to_text.translation.protocol import TranslationRequest
 
 from serve_app.engine.token_recorder import recorder_of_request
+from serve_app.engine.vllm_adapter.audio_loader import RefusedAudio
 from serve_app.engine.vllm_adapter.messages import ERROR_EVENT
 from serve_app.engine.vllm_adapter.private_names import SPEECH_NAMES, missing
 from serve_app.errors import BadRequest
@@ -50,6 +51,7 @@ def install(state: State) -> None:
         serving = getattr(state, name, None)
         if serving is not None:
             serving._decode_and_chunk_speech_async = functools.partial(_decoded, serving._decode_and_chunk_speech_async)
+            serving._get_verbose_segments = functools.partial(_segments, serving, serving._get_verbose_segments)
             serving._preprocess_speech_to_text = functools.partial(
                 _prepared, serving, serving._preprocess_speech_to_text
             )
@@ -91,15 +93,18 @@ def is_plain_text(submit: Submit) -> bool:
 
 
 async def _decoded(decode: Callable[[bytes], Awaitable[Any]], data: bytes) -> Any:
-    """The audio of a file, in chunks. vLLM ends at the bounds of the environment, whatever the file's headers say."""
+    """The audio of a file, in chunks."""
     try:
         return await decode(data)
+    except RefusedAudio as error:
+        raise BadRequest(f"`file`: {error}", param="file") from error
     except ValueError as error:
-        if "exceed" in str(error):
-            reason = "it holds more audio than its headers say, and than is allowed (models[].max_audio_s)"
-        else:
-            reason = "no audio can be read from it"
-        raise BadRequest(f"`file`: {reason}", param="file") from error
+        raise BadRequest("`file`: no audio can be read from it", param="file") from error
+
+
+def _segments(serving: Any, make: Callable[..., list[Any]], *, tokens: tuple[int, ...], **named: Any) -> list[Any]:
+    """The segments of a clip; of one without a text, none."""
+    return make(tokens=tokens, **named) if any(token != serving.tokenizer.eos_token_id for token in tokens) else []
 
 
 async def _prepared(
@@ -126,9 +131,11 @@ async def _prepared(
 async def _openai_events(events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
     """vLLM's events with the fields of OpenAI's beside its own: a text that is added, and the whole text at the end."""
     whole = ""
+    has_failed = False
     try:
         async for text in events:
-            if text.startswith(ERROR_EVENT) or not text.startswith(_DATA):
+            has_failed = has_failed or text.startswith(ERROR_EVENT)
+            if has_failed or not text.startswith(_DATA):
                 yield text
             elif text.startswith(_DONE):
                 yield _event({"type": "transcript.text.done", _TEXT: whole, "choices": []}) + text
