@@ -1,8 +1,8 @@
 """How long an audio file is, and its rate and channels, by its headers, without decoding it. Pure.
 
 A file of a few kilobytes may be hours of silence. Known are the containers that OpenAI's API takes: WAV, FLAC, Ogg
-(Vorbis, Opus), MP3, MP4 (M4A) and WebM. What a header says is a claim, which decides what the request is charged and which slots it takes:
-the engine decodes no more than it (`most_s`), and so does it with the size of a file that claims nothing.
+(Vorbis, Opus), MP3, MP4 (M4A) and WebM. What a header says is a claim, which decides the
+charge and the slots of a request: the engine decodes no more (`most_s`). A file that claims nothing has its size.
 
 Invariant: for any bytes `audio_facts` raises nothing and looks at O(`MAX_STEPS`) headers; None means that the file is
 of no known format. A duration of None: the file is of one, and does not say.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ import numpy as np  # noqa: E402
 from vllm.entrypoints.speech_to_text.base import serving as speech_serving  # noqa: E402
 from vllm.multimodal.media import audio as media_audio  # noqa: E402
 
-from serve_app.core.audio import EBML, MAX_CHANNELS, MIN_HZ, audio_facts  # noqa: E402
+from serve_app.core.audio import EBML, MAX_CHANNELS, MIN_HZ, MP4, audio_facts  # noqa: E402
 from serve_app.engine.vllm_adapter import audio_loader  # noqa: E402
 from serve_app.engine.vllm_adapter.audio_loader import RefusedAudio, decoded  # noqa: E402
 from serve_app.errors import ConfigError  # noqa: E402
@@ -102,15 +103,20 @@ def test_more_channels_frames_or_seconds_than_are_allowed_are_refused() -> None:
         decoded(by_soundfile("FLAC"), MODEL_HZ, RATE - 1, MAX_S)
 
 
-def test_content_that_ffmpeg_takes_for_another_format_is_not_read() -> None:
-    content = EBML + by_soundfile("MP3")
-    with av.open(io.BytesIO(content)) as found:
-        assert found.format.name == "mp3", "FFmpeg by itself looks for any format"
-    with pytest.raises(ValueError, match="no audio"):
-        seconds_of(content)
+def test_ffmpeg_looks_for_no_other_format_than_that_of_the_magic(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str | None]()
+
+    def recorded(file: io.BytesIO, format: str | None = None) -> Any:  # noqa: A002 - as it is there
+        asked.append(format)
+        return opened(file, format=format)
+
+    opened = av.open
+    monkeypatch.setattr(audio_loader.av, "open", recorded)
     session = b"\nv=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n"
-    with pytest.raises(ValueError, match="no audio"):
-        seconds_of(EBML + session)
+    for head in (EBML, bytes(4) + MP4):
+        with pytest.raises(ValueError, match="no audio"):
+            seconds_of(head + session)
+    assert asked == ["matroska", "mov"]
 
 
 def lying(name: str) -> bytes:
