@@ -106,7 +106,7 @@ def test_more_channels_frames_or_seconds_than_are_allowed_are_refused() -> None:
 def test_ffmpeg_looks_for_no_other_format_than_that_of_the_magic(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str | None]()
 
-    def recorded(file: io.BytesIO, format: str | None = None) -> Any:  # noqa: A002 - as it is there
+    def recorded(file: io.BytesIO, format: str | None = None) -> Any:
         asked.append(format)
         return opened(file, format=format)
 

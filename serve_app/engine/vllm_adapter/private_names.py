@@ -2,7 +2,8 @@
 log probabilities in slices (`SCORING_NAMES`: `log_probabilities`; `RESPONSE_NAMES`: `response_entries`), or rendering
 in turns (`RENDER_NAMES`: `render_turns`), or tool calls (`TOOL_NAMES`: `cut_calls`), or answers to Anthropic's clients
 (`MESSAGE_NAMES`: `messages`), or of audio (`SPEECH_NAMES`: `transcriptions`),
-or decoding it (`AUDIO_NAMES`: `audio_loader`), or how EngineCore has ended (`END_NAMES`: `engine`), or fetching media (`MEDIA_NAMES`: `media_connector`).
+or decoding it (`AUDIO_NAMES`: `audio_loader`), or how EngineCore has ended (`END_NAMES`: `engine`), or fetching media
+(`MEDIA_NAMES`: `media_connector`).
 
 Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
 engine that starts with such a release.
