@@ -114,7 +114,7 @@ def test_ffmpeg_looks_for_no_other_format_than_that_of_the_magic(monkeypatch: py
     monkeypatch.setattr(audio_loader.av, "open", recorded)
     session = b"\nv=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n"
     for head in (EBML, bytes(4) + MP4):
-        with pytest.raises(ValueError, match="no (audio|sound)"):
+        with pytest.raises(ValueError, match=r"no (audio|sound)"):
             seconds_of(head + session)
     assert asked == ["matroska", "mov"]
 
