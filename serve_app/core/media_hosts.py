@@ -1,9 +1,9 @@
 """Which addresses media may be fetched from, so that a link in a request reads nothing inside the network. Pure.
 
 `models[].media_domains` has names, addresses and networks (`10.2.0.0/16`). A name that leads to an address which is not
-public (loopback, link-local, private, shared, multicast, reserved) is refused: whoever answers for it in the DNS would
-read the cloud's metadata or the cluster's own services through the engine. An address that the list has, or that is in
-a network of it, is allowed, whatever name leads there.
+public (loopback, link-local, private, shared, multicast, reserved, or at which clouds answer for the machine) is
+refused: whoever answers for it in the DNS would read the cloud's metadata or the cluster's own services through the
+engine. An address that the list has, or that is in a network of it, is allowed, whatever name leads there.
 
 Invariant: an address counts by the IPv4 address in it, if it has one: mapped, 6to4 or NAT64.
 """
@@ -17,6 +17,7 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052
+_CLOUDS = (IPv4Network("192.0.0.0/24"), IPv4Network("168.63.129.16/32"))  # Oracle's metadata; Azure's host
 
 
 def named_networks(hosts: Iterable[str]) -> tuple[Network, ...]:
@@ -38,6 +39,8 @@ def may_be_fetched_from(address: str, networks: Iterable[Network]) -> bool:
         return False
     if any(found in network for network in networks):
         return True
+    if any(found in network for network in _CLOUDS):
+        return False
     is_site = isinstance(found, IPv6Address) and found.is_site_local
     return found.is_global and not (found.is_multicast or found.is_reserved or is_site)
 

@@ -74,11 +74,14 @@ class ModelQueue:
             self.core.serve(self.model, self._policy)
             self._client.apply_actions([])
 
-    async def acquire(self, arrival: Arrival, *, may_leave: bool = False) -> Grant:
+    async def acquire(
+        self, arrival: Arrival, *, may_leave: bool = False, check: Callable[[], object] = lambda: None
+    ) -> Grant:
         """Wait for a grant; `release` returns it.
 
         Args:
             may_leave: it is refused at once while no replica takes requests, and when the last one stops to.
+            check: raises the error with which `check_waiting` refuses it.
 
         Raises:
             Overloaded, Unavailable: refused, with the reason and Retry-After.
@@ -93,7 +96,7 @@ class ModelQueue:
         if may_leave and not self._usable:
             raise self.no_replica_error()
         decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        requests[request_id] = PendingGrant(self, decided, self.on_preempt, may_leave)
+        requests[request_id] = PendingGrant(self, decided, self.on_preempt, may_leave, check)
         try:
             actions = self.core.on_arrive(self.model, arrival, now)
             if not actions and not self._usable:
@@ -168,6 +171,15 @@ class ModelQueue:
     def refuse_all(self, make_error: Callable[[], ServeAppError]) -> None:
         """Refuse all requests that wait now."""
         self._refuse(make_error)
+
+    def check_waiting(self) -> None:
+        """Refuse those that wait now and that no replica that runs could take."""
+        for request in self._client.requests.values():
+            if request.queue is self and not request.decision.done():
+                try:
+                    request.check()
+                except ServeAppError as error:
+                    request.decision.set_exception(error)
 
     def no_replica_error(self) -> ServeAppError:
         """The refusal of a request that does not wait for a replica."""

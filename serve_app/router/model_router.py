@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import sys
 import time
@@ -193,6 +194,8 @@ class ModelRouter:
                     case RunEnd.STOPPED:
                         runs.on_stopped(result.stream, keeps_place=grant.keeps_place, is_drained=grant.is_drained)
                         avoid = None
+                    case RunEnd.RESTARTS | RunEnd.CONTINUES if runs.is_sent_back(error, grant.replica_id):
+                        avoid = None
                     case RunEnd.RESTARTS if runs.may_leave and not self._has_other(grant.replica_id):
                         raise runs.on_failed(result)
                     case RunEnd.RESTARTS | RunEnd.CONTINUES:
@@ -265,6 +268,8 @@ class ModelRouter:
                         return
                     case RunEnd.FAILED:
                         raise runs.on_failed(result)
+                    case _ if runs.is_sent_back(result.error, replica_id):
+                        continue
                     case _:
                         runs.on_lost(result, limit, time.monotonic())
                 await asyncio.sleep(max(UNQUEUED_RETRY_S, self.retry_budget.take(time.monotonic())))
@@ -284,13 +289,14 @@ class ModelRouter:
         if self.replica_set.info is None and self.ready:
             self.replica_set.refresh_info()
         target = self.replica_set.choose_target(request, key, avoid)
-        affinity = None if target is None else target.replica_id
+        affinity = None if target is None or target.replica_id in ignorant else target.replica_id
         trace = runs.trace
         measure = runs.trace.measure
         to_continue = runs.to_continue
         produced = 0 if to_continue is None else to_continue.tokens
         request = replace(runs.with_counted_prompt(request), produced_tokens=produced)
         has_run = runs.has_run
+        was_granted = has_run or bool(runs.sent_back)
         budget = KvBudget(request, self.replica_set.info, measure.cost.max_output_tokens, measure.at_once)
         now = time.monotonic()
         first_queued_at = runs.on_queued(now)
@@ -298,17 +304,18 @@ class ModelRouter:
             request,
             affinity=affinity,
             avoid_replicas=ignorant,
-            accepted=request.accepted or has_run,
+            accepted=request.accepted or was_granted,
             cost_tokens=budget.tokens,
             session=request.session if not has_run and affinity == request.affinity else None,
-            deadline=None if has_run else request.deadline,  # it was granted in time
-            age_s=now - first_queued_at if has_run and runs.keeps_place else 0.0,
+            deadline=None if was_granted else request.deadline,  # it was granted in time
+            age_s=now - first_queued_at if was_granted and runs.keeps_place else 0.0,
             preemptible=request.preemptible and self._continues,
             preempted=trace.preempted,
             fingerprint=None if to_continue is None else to_continue.fingerprint,
         )
         with self.cold_start.count_waiting():
-            granted = await self.queue.acquire(arrival, may_leave=self._may_leave(runs))
+            check = functools.partial(self.replica_set.ignorant_of, runs.operation)
+            granted = await self.queue.acquire(arrival, may_leave=self._may_leave(runs), check=check)
         if target is not None and affinity == granted.replica_id:
             trace.reason = target.reason
             trace.route = target.route

@@ -40,12 +40,14 @@ SendExchange = Callable[[RouterMessage], Awaitable[ActorReply]]
 @dataclass(frozen=True, slots=True)
 class PendingGrant:
     """A request of this process: it waits until `decision` is done and holds a grant afterwards. `on_preempt`: called
-    when it is to stop while it runs. `may_leave`: it does not wait for a replica, since another model may run it."""
+    when it is to stop while it runs. `may_leave`: it does not wait for a replica, since another model may run it.
+    `check`: raises the error with which it is refused when no replica that runs could ever take it."""
 
     queue: object  # the `ModelQueue` that it waits in
     decision: asyncio.Future[Decision]
     on_preempt: Callable[[Preempt], None]
     may_leave: bool = False
+    check: Callable[[], object] = lambda: None
 
 
 class QueueClient:

@@ -96,6 +96,7 @@ class ReplicaSet:
         self.configure(settings, routers)
         self._random = random.Random()
         self.channels: dict[str, Channel] = {}
+        self._operations: dict[str, frozenset[str] | None] = {}  # that replicas have said to know, of those in `slots`
         self._next_index = 0
         self._request_numbers = itertools.count(1)  # one series for all channels: a replica may leave and return
         self._info_task: asyncio.Task[EngineInfo | None] | None = None
@@ -148,6 +149,7 @@ class ReplicaSet:
         for replica_id in list(self._probes):
             self._update_availability(replica_id)  # it may have become the only replica, or no longer be
         self.drop_gone()
+        self._queue.check_waiting()  # the last one that knew an operation may have left
 
     def drop_gone(self) -> None:
         """Drop the state of replicas that have left and run none of this router's requests."""
@@ -157,6 +159,7 @@ class ReplicaSet:
                 self.channels.pop(replica_id, None)
                 self._drains.end(replica_id)
                 del self.slots[replica_id]
+                self._operations.pop(replica_id, None)
                 self._routing.drop_replica(replica_id)
                 self._queue.remove_replica(replica_id)
 
@@ -330,6 +333,9 @@ class ReplicaSet:
         self.slots[replica_id] = slots
         channel = self.channels[replica_id]
         self._queue.set_fingerprint(replica_id, channel.fingerprint)
+        if self._operations.get(replica_id) != channel.operations:
+            self._operations[replica_id] = channel.operations
+            self._queue.check_waiting()
         if drain_s is not None:
             self._drains.begin(replica_id, drain_s)
         if replica_id in self.running:

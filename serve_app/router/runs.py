@@ -126,6 +126,7 @@ class RequestRuns:
         aside: its wait outside of the queue; None: there is none now.
         may_leave: another model may run it, so it does not wait for a replica of this one.
         operation: which the replicas have to know; None: any does.
+        sent_back: by replicas of an earlier release, which do not know it: they cost it nothing but the time.
     """
 
     trace: RequestTrace = field(default_factory=RequestTrace)
@@ -140,6 +141,7 @@ class RequestRuns:
     aside: Aside | None = None
     may_leave: bool = False
     operation: Operation | None = None
+    sent_back: set[str] = field(default_factory=set)
 
     @property
     def has_run(self) -> bool:
@@ -150,6 +152,13 @@ class RequestRuns:
     def client_has_part(self) -> bool:
         """Whether the client has received a part of the answer in an earlier run."""
         return self.to_continue is not None and self.to_continue.client_has_seen
+
+    def is_sent_back(self, error: ServeAppError | None, replica_id: str) -> bool:
+        """Whether a run has ended since its replica does not know the operation, for the first time."""
+        if not isinstance(error, OperationUnknown) or replica_id in self.sent_back:
+            return False
+        self.sent_back.add(replica_id)
+        return True
 
     def with_counted_prompt(self, request: Arrival) -> Arrival:
         """The request, with the tokens of its prompt as the engine of an earlier run has counted them."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest import mock
 
 import msgspec
+import pytest
 
+from serve_app.core.routing import RetryBudget
 from serve_app.transport.messages import Batch, batch_decoder, batch_encoder
 from serve_app.types import FIRST_OPERATIONS, Operation
-from tests.fakes.asgi_client import Client, ask, running, started
+from tests.fakes.asgi_client import Client, Reply, ask, running, started
 from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
-from tests.fakes.router import SOON_S
+from tests.fakes.router import LONG, SOON_S
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -79,7 +82,9 @@ def test_without_a_replica_that_knows_it_the_refusal_names_the_operation_and_not
         await old(cluster, "r1", "r2")
         client = await Client(cluster).start()
         task, reply = await running(client)
-        connections = [cluster[name].connections for name in ("r1", "r2")]
+        (used,) = (one for one in client.model.replica_set.channels.values() if one.requests)
+        connection = used.connection
+        assert connection is not None
         for _ in range(3):
             refused = await client.post(MESSAGE, MESSAGES)
             assert (refused.status, refused.error["code"]) == (529, "unknown_operation")  # a 503, as Anthropic says it
@@ -89,7 +94,7 @@ def test_without_a_replica_that_knows_it_the_refusal_names_the_operation_and_not
         assert counted.status == 529
         assert "'message_tokens'" in counted.error["message"]
         assert len(cluster.submits) == 1
-        assert [cluster[name].connections for name in ("r1", "r2")] >= connections
+        assert used.connection is connection, "an unknown operation would have cut it"
         assert not client.model.replica_set.ejected_count
         task.cancel()
         await asyncio.wait({task})
@@ -112,6 +117,40 @@ def test_messages_are_served_as_soon_as_a_replica_of_this_release_runs() -> None
         assert (await client.post(MESSAGE, MESSAGES)).status == 200
         assert set(cluster.submits) == {"new"}
         await until(client.at_rest, SOON_S, "all given back")
+
+    run(scenario)
+
+
+def test_who_waits_is_refused_when_the_last_replica_that_knows_the_operation_leaves() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await mixed(cluster)
+        await client.post(MESSAGE, MESSAGES)
+        reply = Reply()
+        task = client.posting(MESSAGE | {"max_tokens": LONG, "stream": True}, path=MESSAGES, reply=reply)
+        await until(lambda: bool(reply.chunks), SOON_S, "one runs")
+        waiting = client.posting(MESSAGE, path=MESSAGES)
+        await until(lambda: client.model.waiting == 1, SOON_S, "a message waits")
+        cluster.remove("new")
+        refused = await asyncio.wait_for(waiting, SOON_S)
+        assert (refused.status, refused.error["code"]) == (529, "unknown_operation")
+        task.cancel()
+        await asyncio.wait({task})
+        await until(client.at_rest, SOON_S, "all given back")
+
+    run(scenario, model(slots=1))
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+def test_meeting_a_replica_of_an_earlier_release_is_no_loss(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await mixed(cluster)
+        budget = client.model.retry_budget = mock.Mock(wraps=RetryBudget())
+        body = {one: MESSAGE[one] for one in ("model", "messages")} if path == COUNT else MESSAGE
+        replies = await asyncio.gather(*(client.post(body, path) for _ in range(6)))
+        assert [one.status for one in replies] == [200] * 6
+        assert not client.model.replica_set.channels["old"].may_know(Operation.MESSAGES), "it was met"
+        assert not budget.take.called
+        assert "lost replica" not in caplog.text
 
     run(scenario)
 

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 from serve_app.core.body_bounds import TOO_LONG
 from serve_app.core.queue import RefusalReason
-from serve_app.errors import EngineFailed, NotFound, RequestFailed, ServeAppError
+from serve_app.errors import EngineFailed, NotFound, OperationUnknown, RequestFailed, ServeAppError
 
 
 class HopReason(enum.StrEnum):
     """Why a request went to the next model of its route; a label of the metrics."""
 
-    NO_REPLICA = "no_replica"  # none runs, or none is reached
+    NO_REPLICA = "no_replica"  # none runs, none is reached, or none knows the operation
     EARLY_REFUSAL = "early_refusal"  # it cannot start in time there, or it was evicted
     QUEUE_FULL = "queue_full"
     ENGINE_FAILED = "engine_failed"  # before the first byte
@@ -87,8 +87,8 @@ class ModelHops:
         """
         if not self.has_next or has_answer or (deadline is not None and now >= deadline):
             return None
-        if isinstance(error, NotFound):
-            return HopReason.NO_REPLICA  # the model leaves the configuration
+        if isinstance(error, NotFound | OperationUnknown):
+            return HopReason.NO_REPLICA  # the model leaves the configuration, or its replicas are of an earlier release
         if isinstance(error, EngineFailed | RequestFailed):
             return HopReason.ENGINE_FAILED
         return HopReason.TOO_LARGE if _is_too_large(error) else _REFUSALS.get(error.code)

@@ -25,7 +25,7 @@ Invariant: every arrival ends as exactly one of granted, refused, cancelled whil
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from serve_app.core.limits import LimitAction, LimitDecision, LimitedRequest, RouterLimits
@@ -396,15 +396,27 @@ class RouterQueue:
         return Grant(waiting.request_id, engine, waited_s, WaitReason.QUOTA_ACTOR if waited_s else None)
 
     def _serve_alone(self, now: float, *models: str) -> list[Action]:
-        """Grant waiting requests in order while the actor cannot."""
+        """Grant waiting requests in order while the actor cannot. One that only certain engines may run holds up those
+        alone for which the same holds."""
         actions: list[Action] = []
         for model in models:
-            while self.decides_alone(model) and (first := self.pending.first(model, self.accounts.may_run)) is not None:
+            held_up = set[tuple[str | None, frozenset[str]]]()  # by fingerprint, and the engines to avoid
+
+            def may_run(
+                model: str, fingerprint: str | None, avoid: frozenset[str], held_up: Container[object] = held_up
+            ) -> bool:
+                return (fingerprint, avoid) not in held_up and self.accounts.may_run(model, fingerprint, avoid)
+
+            while self.decides_alone(model) and (first := self.pending.first(model, may_run)) is not None:
                 granted = self._grant_on_credit(first, now)
-                if granted is None:
+                if granted is not None:
+                    self._withdraw(first.request_id)
+                    actions.append(granted)
+                    continue
+                where = first.arrival.fingerprint, first.arrival.avoid_replicas
+                if where == (None, frozenset()):
                     break
-                self._withdraw(first.request_id)
-                actions.append(granted)
+                held_up.add(where)
         return actions
 
     def _add_pending(self, waiting: PendingRequest, now: float) -> None:

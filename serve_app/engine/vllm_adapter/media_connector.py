@@ -4,15 +4,20 @@
 vLLM compares the host of a link with `media_domains` and fetches it. Here a name leads to its allowed addresses alone,
 which are those that are connected to: no later answer of the DNS counts. An address in a link is in the list itself.
 
-Invariant: no redirect is followed, whatever vLLM's environment says: its target would be in no list.
+vLLM's renderer for pooling fetches in a thread: the same code runs there, in an event loop of that thread.
+
+Invariant: no redirect is followed, whatever vLLM's environment says: its target would be in no list. Nor is a proxy of
+the environment asked: it would look up the name, so nothing here would check the address.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import socket
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
@@ -39,8 +44,31 @@ def install(hosts: Collection[str]) -> None:
     lacking = missing(MEDIA_NAMES)
     if lacking and hosts:
         raise ConfigError(f"this vLLM has changed how it fetches media: {lacking}", param="models.media_domains")
-    connection = CheckedConnection(named_networks(hosts))
+    _use(CheckedConnection(named_networks(hosts)))
+
+
+def install_none() -> None:
+    """Fetch no link in this process."""
+    _use(NoConnection())
+
+
+def _use(connection: HTTPConnection) -> None:
     MEDIA_CONNECTOR_REGISTRY.register(HTTP)(functools.partial(MediaConnector, connection=connection))
+
+
+class NoConnection(HTTPConnection):
+    """Refuses every link."""
+
+    async def get_async_client(self) -> Any:
+        """Raises VLLMValidationError."""
+        raise self._error()
+
+    def get_sync_client(self) -> Any:
+        """Raises VLLMValidationError."""
+        raise self._error()
+
+    def _error(self) -> VLLMValidationError:
+        return VLLMValidationError("links are not fetched here; send the data in a data URL", parameter="image_url")
 
 
 class CheckedConnection(HTTPConnection):
@@ -55,7 +83,7 @@ class CheckedConnection(HTTPConnection):
         """The one session of this process."""
         if self._session is None:
             connector = aiohttp.TCPConnector(resolver=CheckedResolver(self._networks))
-            self._session = aiohttp.ClientSession(trust_env=True, connector=connector)
+            self._session = aiohttp.ClientSession(trust_env=False, connector=connector)
         return self._session
 
     async def get_async_response(
@@ -71,13 +99,39 @@ class CheckedConnection(HTTPConnection):
             url, timeout=timeout, extra_headers=extra_headers, allow_redirects=False
         )
 
+    def get_bytes(
+        self,
+        url: str,
+        *,
+        timeout: float | None = None,
+        allow_redirects: bool = False,
+        max_bytes: int | None = None,
+    ) -> bytes:
+        """As vLLM's, without redirects. Holds up its thread, and waits for no other event loop."""
+
+        async def fetched() -> bytes:
+            connection = CheckedConnection(self._networks)
+            try:
+                return await connection.async_get_bytes(url, timeout=timeout, max_bytes=max_bytes)
+            finally:
+                await connection.close()
+
+        with ThreadPoolExecutor(1, "media") as thread:  # of its own: vLLM's may have an event loop that runs
+            return thread.submit(asyncio.run, fetched()).result()
+
+    async def close(self) -> None:
+        """Close the session."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
     def get_sync_client(self) -> Any:
-        """vLLM fetches so only where it is no server."""
-        raise RuntimeError("media are fetched by the event loop")
+        """The connector does not ask for it."""
+        raise RuntimeError("media are fetched by an event loop")
 
 
 class CheckedResolver(AbstractResolver):
-    """The addresses of a name that may be fetched from. A proxy of the environment is looked up here, too."""
+    """The addresses of a name that may be fetched from."""
 
     def __init__(self, networks: tuple[Network, ...]) -> None:
         self._networks = networks

@@ -201,6 +201,8 @@ MEDIA_NAMES = (
     PrivateName(
         "vllm.connections", "HTTPConnection.get_async_response", ("url", "timeout", "extra_headers", "allow_redirects")
     ),
+    PrivateName("vllm.connections", "HTTPConnection.get_bytes", ("url", "timeout", "allow_redirects", "max_bytes")),
+    PrivateName("vllm.connections", "HTTPConnection.async_get_bytes", ("url", "timeout", "max_bytes")),
     PrivateName("vllm.multimodal.media.connector", "MediaConnector.__init__", ("connection", "allowed_media_domains")),
 )
 

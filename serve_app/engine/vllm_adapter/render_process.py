@@ -27,7 +27,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from serve_app.engine.helper_process import frame, read_message
-from serve_app.engine.vllm_adapter import cut_calls, serving
+from serve_app.engine.vllm_adapter import cut_calls, media_connector, serving
 from serve_app.engine.vllm_adapter.render_turns import take_turns
 from serve_app.engine.vllm_adapter.rendered import Rendered, name_what_is_refused, without_history
 from serve_app.errors import BadRequest
@@ -63,6 +63,7 @@ class Reader:
     async def start(self) -> None:
         """Make vLLM's renderer."""
         cut_calls.install()  # the grammar of tools is made here, too
+        media_connector.install_none()  # requests with links are rendered in the engine's process
         await init_render_app_state(self._setup.config, self._state, self._setup.frontend)
         take_turns(self._state.online_renderer.renderer)  # a text that is truncated is cut first
         name_what_is_refused(self._state.online_renderer.renderer)

@@ -38,6 +38,16 @@ def begun(world: World, name: str, fingerprint: str) -> Req:
     return req
 
 
+def avoiding(world: World, name: str, engine: str) -> Req:
+    """A request arrives that this engine does not know."""
+    number = next(world.ids)
+    router = world.routers[name]
+    req = router.requests[f"q{number}"] = Req(number, LOW, 1, 10, world.now)
+    req.arrival = Arrival(f"q{number}", LOW, "t", 1, 10, avoid_replicas=frozenset((engine,)))
+    world.perform(router, router.queue.on_arrive(MODEL, req.arrival, world.now))
+    return req
+
+
 def test_what_has_begun_runs_at_an_engine_with_its_fingerprint_and_waits_for_it_while_others_are_free() -> None:
     world = mixed(e="old", f="new")
     asked = [begun(world, router, "new") for router in ("r0", "r1", "r0")]
@@ -57,14 +67,7 @@ def test_what_has_begun_runs_at_an_engine_with_its_fingerprint_and_waits_for_it_
 
 def test_a_request_waits_for_an_engine_that_its_router_has_not_excluded_and_holds_nobody_up() -> None:
     world = mixed(e="x", f="x")
-    asked = list[Req]()
-    for name in ("r0", "r1", "r0"):
-        number = next(world.ids)
-        router = world.routers[name]
-        req = router.requests[f"q{number}"] = Req(number, LOW, 1, 10, world.now)
-        req.arrival = Arrival(f"q{number}", LOW, "t", 1, 10, avoid_replicas=frozenset(("e",)))
-        world.perform(router, router.queue.on_arrive(MODEL, req.arrival, world.now))
-        asked.append(req)
+    asked = [avoiding(world, name, "e") for name in ("r0", "r1", "r0")]
     world.settle(4)
     assert sorted(one.state for one in asked) == ["runs", "runs", "waits"]
     assert {one.engine for one in asked if one.state == "runs"} == {"f"}
@@ -140,3 +143,24 @@ def test_while_the_actor_is_away_a_router_sends_it_where_it_knows_the_fingerprin
     other = world.arrive("r0", LOW)
     assert (waits.state, before.state, before.engine) == ("waits", "runs", "f")
     assert other.state == "runs", "it does not wait behind one that no engine here may take"
+
+
+def test_while_the_actor_is_away_what_waits_for_one_engine_holds_up_only_those_that_wait_for_the_same() -> None:
+    world = World({"e": (2, 1000), "f": (2, 1000)}, 1)
+    world.settle(4)
+    running = [avoiding(world, "r0", "e") for _ in range(2)]
+    world.settle(4)
+    assert [(one.state, one.engine) for one in running] == [("runs", "f")] * 2
+    world.give_up("r0")
+    waits = [avoiding(world, "r0", "e") for _ in range(2)]
+    others = [world.arrive("r0", LOW) for _ in range(3)]
+    assert [one.state for one in waits] == ["waits"] * 2
+    assert (others[0].state, others[0].engine) == ("runs", "e"), "it does not wait behind them"
+    assert others[-1].state == "waits"
+    world.finish("r0", f"q{running[0].number}")
+    assert [(one.state, one.engine) for one in waits] == [("runs", "f"), ("waits", "")], "in their order"
+    assert others[-1].state == "waits"
+    for other in others[:-1]:
+        world.finish("r0", f"q{other.number}")
+    assert (others[-1].state, others[-1].engine) == ("runs", "e")
+    assert waits[1].state == "waits"
