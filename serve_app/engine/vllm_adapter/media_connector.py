@@ -83,7 +83,8 @@ class CheckedConnection(HTTPConnection):
         """The one session of this process."""
         if self._session is None:
             connector = aiohttp.TCPConnector(resolver=CheckedResolver(self._networks))
-            self._session = aiohttp.ClientSession(trust_env=False, connector=connector)
+            none = aiohttp.DummyCookieJar()  # what one tenant's link has set would go with another's
+            self._session = aiohttp.ClientSession(trust_env=False, connector=connector, cookie_jar=none)
         return self._session
 
     async def get_async_response(
