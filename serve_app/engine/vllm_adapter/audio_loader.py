@@ -133,7 +133,7 @@ def _by_libsndfile(data: bytes, rate: int | None, bounds: _Bounds) -> tuple[Samp
 
 
 def _by_ffmpeg(data: bytes, container_format: str, rate: int | None, bounds: _Bounds) -> tuple[Samples, int]:
-    with av.open(io.BytesIO(data), format=container_format) as container:
+    with av.open(io.BytesIO(data), mode="r", format=container_format) as container:
         if not container.streams.audio:
             raise RefusedAudio("there is no sound in it")
         stream = container.streams.audio[0]
