@@ -13,11 +13,14 @@ FOREIGN_PRIVATE = frozenset({
     "_app_autoscaling_states",  # Ray Serve: where its controller keeps what our policy has decided
     "_apply_app_level_autoscaling_config",  # Ray Serve: how its controller calls our policy
     "_controller",  # Ray Serve: its controller's process, to kill it
+    "_decode_and_chunk_speech_async",  # vLLM: what ours wraps
     "_deployment_config",  # Ray Serve: what decides whether replicas restart
     "_exit",  # os: ends a process as a crash does
     "_generate_config_file_internal",  # Ray Serve: the configuration that it writes for HAProxy
     "_get_global_client",  # Ray Serve: to find its controller
+    "_get_verbose_segments",  # vLLM: what ours wraps
     "_init_executor",  # vLLM: the method that ours overrides
+    "_preprocess_speech_to_text",  # vLLM: what ours wraps
     "_request_id",  # openai: documented, the id of an answer's request
     "_scheduled",  # asyncio: timers that are left
     "_shutdown",  # vLLM's tests: how their server is ended

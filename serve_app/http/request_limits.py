@@ -170,10 +170,7 @@ class RequestLimits:
                 charged.settle(request.tokens, request.cost_micro)
             raise
         except BadRequest:
-            if record.submitted_at is None:
-                charged.refund()
-            else:
-                _end_refused(charged, measure)
+            _end_refused(charged, measure, was_read=record.submitted_at is not None)
             raise
         except BaseException:
             charged.refund()
@@ -181,7 +178,7 @@ class RequestLimits:
         if status() < 400:
             self._settle(charged, prices, record.tokens_used())
         else:
-            _end_refused(charged, measure)
+            _end_refused(charged, measure, was_read=True)
 
     def _settle(self, charged: LimitCharge, prices: TokenPrices, used: TokenUsage) -> None:
         prompt = used.prompt_tokens
@@ -189,9 +186,9 @@ class RequestLimits:
         charged.settle(prompt + output, prices.cost_micro(prompt, used.cached_tokens, output))
 
 
-def _end_refused(charged: LimitCharge, measure: RequestMeasure) -> None:
-    """The engine has refused the request. To read a large one was work, though no money's worth."""
-    if measure.is_large:
+def _end_refused(charged: LimitCharge, measure: RequestMeasure, *, was_read: bool) -> None:
+    """The request is refused. That an engine has read a large one was work, though no money's worth."""
+    if was_read and measure.is_large:
         charged.settle(measure.cost.prompt_tokens, 0)
     else:
         charged.refund()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -106,9 +106,9 @@ def test_more_channels_frames_or_seconds_than_are_allowed_are_refused() -> None:
 def test_ffmpeg_looks_for_no_other_format_than_that_of_the_magic(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str | None]()
 
-    def recorded(file: io.BytesIO, format: str | None = None) -> Any:
+    def recorded(file: io.BytesIO, mode: Literal["r"], format: str | None = None) -> Any:
         asked.append(format)
-        return opened(file, format=format)
+        return opened(file, mode=mode, format=format)
 
     opened = av.open
     monkeypatch.setattr(audio_loader.av, "open", recorded)

@@ -30,8 +30,8 @@ DONE = "data: [DONE]\n\n"
 def events(*made: str) -> str:
     async def create_transcription(*_: Any) -> AsyncGenerator[str, None]:
         async def each() -> AsyncGenerator[str, None]:
-            for one in made:
-                yield one
+            for text in made:
+                yield text
 
         return each()
 
