@@ -38,9 +38,9 @@ SECOND_MODEL = {
     "enforce_eager": True,  # compiled is the first one; it takes 40 s
     "kv_cache_gb": 0.0215,  # 5,200 tokens: a quarter of what the batch's slots would fill
 }
-CLIENTS = 48
-REQUESTS = 64
-LEARN_REQUESTS = 320
+CLIENTS = 32  # of which a pool holds a third
+REQUESTS = 32
+LEARN_REQUESTS = 160
 WIDE_BOUND = 900  # tokens: five such fill the pool
 LOOK_S = 0.2
 PAUSE_S = 0.1  # a change takes seconds

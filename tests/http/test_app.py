@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.core.routing import outliers
 from serve_app.errors import EngineFailed
-from serve_app.http import body, engine_calls
+from serve_app.http import body, call_maker, contract, engine_calls
 from serve_app.http.keyed import answers
 from serve_app.settings import AdmissionSettings
 from serve_app.transport import Frame, stream
@@ -375,8 +375,8 @@ def test_a_large_body_is_looked_at_beside_the_event_loop(words: int, monkeypatch
 
     noted(body, "decode")
     noted(engine_calls, "fingerprint")
-    noted(engine_calls.contract, "split")
-    noted(engine_calls, "split_body")
+    noted(contract, "split")
+    noted(call_maker, "split_body")
 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
