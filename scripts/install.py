@@ -33,6 +33,8 @@ INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
 POLL_S = 0.5  # how often pip's progress is looked at; reading its log costs a millisecond
 PLAIN_REPORT_S = 10.0  # between progress lines where they cannot overwrite each other
 LOG_TAIL = 15  # lines of pip's output shown when it fails: its error and the line it is about
+# Compiling all that is installed takes half of its time; Python compiles what is imported, once, as it comes to it.
+INSTALL = ("install", "--no-user", "--no-deps", "--no-compile")
 ABOUT = {"cpu": "3.8 GB, about 2 minutes the first time", "gpu": "about 12 GB, several minutes the first time"}
 
 
@@ -225,7 +227,7 @@ def install_torch(environment: Environment, pin: str) -> None:
     Raises:
         Failure: neither has it; says what to do.
     """
-    arguments = ("install", "--no-user", "--no-deps", pin)
+    arguments = (*INSTALL, pin)
     output = environment.pip(pin, *arguments)
     if output is None:
         return
@@ -263,8 +265,8 @@ def install_everything(environment: Environment, device: str, found: Stamp | Non
     # setuptools is in the lock: no second environment to build the project in
     project = ("--no-build-isolation", "-e", str(environment.root))
     steps: list[tuple[str, ...]] = [
-        ("packages", "install", "--no-user", "--no-deps", "-r", lock),
-        ("serve-app", "install", "--no-user", "--no-deps", *project),
+        ("packages", *INSTALL, "-r", lock),
+        ("serve-app", *INSTALL, *project),
     ]
     if gone:
         steps.insert(0, ("left-overs", "uninstall", "--yes", *gone))

@@ -95,9 +95,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_a_fresh_checkout_gets_torch_the_lock_and_the_project_and_a_second_run_does_nothing(machine: Machine) -> None:
     lock_file = machine.root / "requirements" / "cpu.txt"
     assert machine.set_up() == [
-        "install --no-user --no-deps torch==2.13.0+cpu",
-        f"install --no-user --no-deps -r {lock_file}",
-        f"install --no-user --no-deps --no-build-isolation -e {machine.root}",
+        "install --no-user --no-deps --no-compile torch==2.13.0+cpu",
+        f"install --no-user --no-deps --no-compile -r {lock_file}",
+        f"install --no-user --no-deps --no-compile --no-build-isolation -e {machine.root}",
     ]
     assert machine.set_up() == []
     assert machine.venvs == 1

@@ -54,21 +54,19 @@ class SqlStore:
     """
 
     def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
-        database = Database(url, now)
-        self.close = database.close
-        self._reading = database.reading
-        self._writing = database.writing
-        self._insert = database.insert
-        self._now = now
+        self._database = database = Database(url, now)
         self.batches = SqlBatches(database)
         self.figures = SqlFigures(database, self.batches)
         self.responses = SqlResponses(database)
         self.background = SqlBackground(database, self.responses)
         self.audit = SqlAudit(database)
 
+    def close(self) -> None:
+        self._database.close()
+
     def keys_since(self, version: int) -> tuple[int, list[KeyRecord]]:
         """The version now, and the keys changed after `version`; all, if the store is behind it (a restored backup)."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             # the version first: what is committed in between is told twice, and not lost
             current = connection.execute(select(VERSIONS.c.version).where(VERSIONS.c.name == KEYS_VERSION)).scalar_one()
             if version == current:
@@ -79,26 +77,26 @@ class SqlStore:
 
     def keys(self) -> list[KeyRecord]:
         """All keys, the oldest first."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(select(API_KEYS).order_by(API_KEYS.c.created_at, API_KEYS.c.key_id))
             return [_record(row) for row in rows]
 
     def key(self, key_id: str) -> KeyRecord:
         """Raises KeyError: there is no such key."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return _one(connection, key_id)
 
     def create_key(self, record: KeyRecord, by: Author = NOBODY_KNOWN) -> KeyRecord:
         """Raises KeyConflict: another key has its id or its digest. The same record again changes nothing. `by`: who
         makes it, for the audit record."""
         try:
-            with self._writing() as connection:
+            with self._database.writing() as connection:
                 columns = _columns(asdict(record)) | {"version": _next_version(connection)}
                 connection.execute(insert(API_KEYS).values(columns))
-                self.audit.add_in(connection, key_created(record, by, self._now()))
+                self.audit.add_in(connection, key_created(record, by, self._database.now()))
                 return _one(connection, record.key_id)
         except IntegrityError:
-            with self._reading() as connection:
+            with self._database.reading() as connection:
                 same = API_KEYS.c.key_id == record.key_id, API_KEYS.c.digest == record.digest
                 row = connection.execute(select(API_KEYS).where(*same)).one_or_none()
             if row is None:
@@ -117,7 +115,7 @@ class SqlStore:
         Raises:
             KeyError: there is no such key. KeyConflict: it has another version and other values.
         """
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             version = _next_version(connection)
             columns = _columns(changes)
             row = connection.execute(select(API_KEYS).where(API_KEYS.c.key_id == key_id)).one_or_none()
@@ -130,16 +128,16 @@ class SqlStore:
             columns["version"] = version
             connection.execute(update(API_KEYS).where(API_KEYS.c.key_id == key_id).values(columns))
             changed = _one(connection, key_id)
-            self.audit.add_in(connection, key_changed(_record(row), changed, by, self._now()))
+            self.audit.add_in(connection, key_changed(_record(row), changed, by, self._database.now()))
             return changed
 
     def add_usage(self, batch: UsageBatch) -> None:
         """Add a batch, once. A source that was ended has come back with it, and what it had in flight is no longer
         unsettled: this batch, or a later one, has it."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             source = USAGE_SOURCES.c
-            now = self._now()
-            fresh = self._insert(USAGE_SOURCES).values(
+            now = self._database.now()
+            fresh = self._database.insert(USAGE_SOURCES).values(
                 source=batch.source, seq=0, in_flight="[]", ended=False, seen_at=now
             )
             connection.execute(fresh.on_conflict_do_nothing())
@@ -149,7 +147,7 @@ class SqlStore:
             if seq >= batch.seq:
                 return
             again = _unsettled(in_flight_of(in_flight), -1) if ended else []
-            add_rows(connection, self._insert, [*again, *batch.rows])
+            add_rows(connection, self._database.insert, [*again, *batch.rows])
             state = {
                 "seq": batch.seq,
                 "in_flight": in_flight_json(batch.in_flight),
@@ -163,24 +161,24 @@ class SqlStore:
         flight is unsettled. Whoever asks for use does it, so no process has to watch. One that comes back changes that
         (`add_usage`)."""
         table = USAGE_SOURCES.c
-        silent = and_(table.in_flight != "[]", ~table.ended, table.seen_at < self._now() - USAGE_SILENT_S)
-        with self._reading() as connection:
+        silent = and_(table.in_flight != "[]", ~table.ended, table.seen_at < self._database.now() - USAGE_SILENT_S)
+        with self._database.reading() as connection:
             if connection.execute(select(table.source).where(silent).limit(1)).first() is None:
                 return
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             found = select(table.source, table.in_flight).where(silent).order_by(table.source).with_for_update()
             ended = {source: in_flight_of(text) for source, text in connection.execute(found)}
             entries = [entry for in_flight in ended.values() for entry in in_flight]
-            add_rows(connection, self._insert, _unsettled(entries, 1))
+            add_rows(connection, self._database.insert, _unsettled(entries, 1))
             connection.execute(update(USAGE_SOURCES).where(table.source.in_(ended)).values(ended=True))
             idle = or_(table.in_flight == "[]", table.ended)
-            connection.execute(delete(USAGE_SOURCES).where(idle, table.seen_at < self._now() - SOURCE_KEPT_S))
+            connection.execute(delete(USAGE_SOURCES).where(idle, table.seen_at < self._database.now() - SOURCE_KEPT_S))
 
     def usage(self, query: UsageQuery) -> list[UsageRow]:
         """Sums of use, ordered by what they are grouped by. Raises ValueError: `by` has an unknown word."""
         sums = usage_sums(query)
         self._end_silent()
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(sums).mappings()
             return [_usage_row(dict(row)) for row in rows if row["requests"] or row["unsettled"]]
 
@@ -191,7 +189,7 @@ class SqlStore:
         requests = func.sum(USAGE.c.requests + USAGE.c.unsettled)
         tokens = func.sum(USAGE.c.prompt_tokens + USAGE.c.output_tokens)
         cost = func.sum(USAGE.c.cost_micro)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             chosen = select(requests, tokens, cost).where(USAGE.c.day >= start_day, _of_scope(scope))
             return Used(*(int(value or 0) for value in connection.execute(chosen).one()))
 

@@ -6,10 +6,14 @@ import threading
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from tests.cluster.placement_lab import Lab
 from tests.requires import requires
 
 requires("linux")
+
+pytestmark = pytest.mark.long  # four nodes' starts; tests/quota has each plan, tests/core each decision
 
 # of devices with 78: two small ones on a device, a big one on none that has a small one
 SMALL_GB = 32

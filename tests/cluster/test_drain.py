@@ -16,6 +16,8 @@ from tests.waiting import slowness
 
 requires("linux")
 
+pytestmark = pytest.mark.long  # four nodes' starts; test_model_changes drains a replica, too
+
 TOKENS = 400  # 8 s at the engine's pace: longer than the drains, on a quiet machine
 WITHIN_S = 2.0
 CLIENTS = 6

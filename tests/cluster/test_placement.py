@@ -41,6 +41,7 @@ def model(name: str, tensor: int, pipeline: int = 1, replicas: int = 1) -> dict[
     }
 
 
+@pytest.mark.long
 def test_two_groups_of_four_take_a_node_of_four_each_and_each_rank_a_device_of_its_own(nodes: Lab) -> None:
     nodes.add("a", 4)
     nodes.add("b", 4)
@@ -60,6 +61,7 @@ def test_two_groups_of_four_share_a_node_of_eight(nodes: Lab) -> None:
     assert nodes.complete("tp4").status_code == 200
 
 
+@pytest.mark.long
 def test_shares_of_a_gpu_are_on_the_devices_that_the_ledger_chose(nodes: Lab) -> None:
     """Ray packs two quarters onto one GPU; the ledger knows that their bytes do not fit there together."""
     nodes.add("a", 2)
@@ -91,6 +93,7 @@ def test_a_group_that_fits_on_no_node_waits_says_why_and_takes_its_place_when_th
     assert nodes.complete("tp4").status_code == 200
 
 
+@pytest.mark.long
 def test_a_pipeline_spans_two_nodes_a_stage_on_each(nodes: Lab) -> None:
     nodes.add("a", 2)
     nodes.add("b", 2)
@@ -118,6 +121,7 @@ def test_stages_are_not_split_where_all_ranks_would_fit_but_one_stage_does_not(n
     assert nodes.ask("free_gpus") == 5
 
 
+@pytest.mark.long
 def test_replicas_of_a_lost_node_are_placed_anew_and_requests_do_not_fail_meanwhile(nodes: Lab) -> None:
     nodes.add("a", 4)
     nodes.add("b", 4)
@@ -212,6 +216,7 @@ def test_streams_on_a_lost_node_end_with_an_error_and_all_others_as_they_should(
     assert ends == {"done": STREAMS // 2, "error": STREAMS // 2}
 
 
+@pytest.mark.long
 def test_a_drained_nodes_streams_end_as_they_should_and_its_replica_moves(nodes: Lab) -> None:
     nodes.add("a", 4)
     nodes.add("b", 4)

@@ -56,7 +56,7 @@ REOPEN_S = 0.5  # before a console whose router has died opens its stream again
 ENDED_S = 0.2  # between two looks whether it has
 SCRAPE_S = 3  # of a quiet machine: above the 2 s that a scrape waits for a part that hangs
 EVALUATE_S = 1
-SCRAPES = 3  # in a window, in place of a rule's minutes
+SCRAPES = 5  # in a window, in place of a rule's minutes: what two counts have in common falls into one
 PRIMING_TOKENS = 3
 RECORDS_BYTES = 16 * 2**20
 

@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.e2e.stack import Stack
 from tests.e2e.three import WIDE
 
@@ -67,6 +69,7 @@ def placed(three: Stack) -> Counter[str]:
     return found
 
 
+@pytest.mark.long
 def test_under_load_most_requests_still_do(three: Stack) -> None:
     before = placed(three)
     with ThreadPoolExecutor(CLIENTS) as pool:

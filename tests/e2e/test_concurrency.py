@@ -22,6 +22,7 @@ MIXED_AT_ONCE = 48  # below slots and line of either model together, so that nob
 MANY_AT_ONCE = 48
 
 
+@pytest.mark.long
 def test_64_clients_get_the_answers_they_would_get_alone(
     stack: Stack, client: openai.OpenAI, reference: Reference, record_property: Any
 ) -> None:
@@ -121,6 +122,7 @@ def _plan(rng: random.Random, number: int) -> dict[str, Any]:
     return {"path": path, "body": body, "status": status, "leaves_after_s": leaves}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("requests", [600, pytest.param(5000, marks=pytest.mark.long)])
 def test_many_requests_are_answered_and_counted_one_by_one(
     stack: Stack, observer: Observer, simulated: str, requests: int

@@ -218,6 +218,7 @@ def test_the_streams_of_a_killed_engine_go_on_on_the_other_as_if_nothing_had_hap
     assert migrations(idle) - before >= STREAMS // 4
 
 
+@pytest.mark.long
 def test_a_killed_router_s_requests_are_aborted_within_a_second_and_no_others(idle: Stack) -> None:
     clients = crowd(idle, ENDLESS)
     os.kill(routers(idle)[0], signal.SIGKILL)
@@ -298,6 +299,7 @@ def resident_mib(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "memory"),
     [(STORM // 3, False), pytest.param(10 * STORM, True, marks=pytest.mark.long)],

@@ -32,6 +32,8 @@ from tests.fakes.prometheus_server import PrometheusServer, endpoint_configurati
 from tests.requires import requires
 from tests.waiting import during, patient, wait_until
 
+pytestmark = pytest.mark.long  # a load of minutes; test_scrape has a real Prometheus, tests/deploy each panel's names
+
 MODEL = "watched"
 SLOTS = 4
 LIMITED_KEY = "sk-e2e-limited-0123456789"

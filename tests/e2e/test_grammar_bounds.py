@@ -11,6 +11,8 @@ from serve_app.settings.model import DEFAULT_GRAMMAR_CPU_S
 from tests.e2e.attacks import found
 from tests.e2e.grammar_attack import ATTACKS, IDLE_CPU_S, STAYS_S
 
+pytestmark = pytest.mark.long  # an attack of minutes; tests/engine has the bounds themselves
+
 # It waits for one compile of the other tenant, 0.85 s of CPU, and its own: 5 s on two cores that eight others use. What
 # bounds nothing makes it wait for half an hour.
 LATER_S = 15.0

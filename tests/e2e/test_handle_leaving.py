@@ -18,8 +18,9 @@ from tests.e2e.observe import ABORT_S, FILL_S, Observer
 from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, TINY, Stack
 from tests.waiting import patient, wait_until
 
+pytestmark = pytest.mark.long  # test_disconnect has every way of leaving, by HTTP
+
 TOKENS = {SIMULATED: LONG, TINY: 2000}  # of the real one some three seconds and more
-MODELS = [pytest.param(TINY, marks=pytest.mark.long), SIMULATED]  # test_disconnect has both always
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def llm(stack: Stack) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[TINY, SIMULATED])
 def model(request: pytest.FixtureRequest, observer: Observer) -> Iterator[str]:
     """Each model in turn, idle before and after."""
     name: str = request.param

@@ -18,6 +18,8 @@ from tests.e2e.stack import Stack
 from tests.e2e.three import EMBED, MODEL, ROUTER, all_routers, processes
 from tests.waiting import patient
 
+pytestmark = pytest.mark.long  # test_connection_loss has the same by HTTP
+
 UP_S = 60.0  # a router starts within some seconds
 LONG = 3000  # tokens: 15 s
 

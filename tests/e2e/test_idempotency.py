@@ -77,6 +77,7 @@ def test_a_repeat_on_another_router_joins_a_stream_whose_client_was_cut(three: S
     assert not receipt["granted"], "nothing ran for the repeat"
 
 
+@pytest.mark.long
 def test_a_run_whose_router_was_killed_starts_anew_once(three: Stack) -> None:
     first, *others = all_routers(three)
     headers = keyed()

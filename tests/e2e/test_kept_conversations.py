@@ -14,6 +14,8 @@ from tests.e2e.stack import BATCH_KEY, Stack
 from tests.e2e.test_connection_loss import engines, settle
 from tests.e2e.three import WIDE, all_routers, process
 
+pytestmark = pytest.mark.long  # its kills take minutes; tests/http/responses has each end of a turn
+
 TURNS = 20
 TOKENS = 20  # 0.2 s of the engine's time
 KILLED_TOKENS = 150  # of a turn in which something is killed, 1.5 s

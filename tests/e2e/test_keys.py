@@ -144,6 +144,7 @@ def test_the_file_is_in_the_instances_folder_and_its_owners_alone(three: Stack, 
     assert [one for one in files if made["key"].encode() in one.read_bytes()] == []
 
 
+@pytest.mark.long
 def test_the_actor_killed_under_writes_loses_no_key_that_was_answered(three: Stack, each: list[Stack]) -> None:
     known = make(each[0])
     follows(each, known["key"], 200, "a key from before")

@@ -54,6 +54,7 @@ def test_hundreds_of_prompts_are_answered_in_order_and_as_low(llm: Client, obser
     assert after - before == PROMPTS
 
 
+@pytest.mark.long
 def test_a_queue_that_is_too_small_refuses_and_all_prompts_are_answered(
     llm: Client, observer: Observer, simulated: str
 ) -> None:

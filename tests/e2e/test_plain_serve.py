@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.alone import run_alone
 from tests.requires import requires
+
+pytestmark = pytest.mark.long  # a cluster of its own
 
 
 def test_the_application_answers_on_an_ordinary_serve() -> None:

@@ -30,7 +30,14 @@ def blocks(language: str) -> dict[str, str]:
 
 
 def examples(found: dict[str, str]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("example", list(found.values()), ids=list(found))
+    return pytest.mark.parametrize(
+        "example", [pytest.param(text, id=name, marks=marks(name, text)) for name, text in found.items()]
+    )
+
+
+def marks(name: str, text: str) -> list[pytest.MarkDecorator]:
+    """Each program that joins the cluster takes ten seconds of CPU: of those the README's are in `make test`."""
+    return [pytest.mark.long] if "connect(" in text and not name.startswith("README") else []
 
 
 SHELL = {name: block for name, block in blocks("bash").items() if "curl" in block}

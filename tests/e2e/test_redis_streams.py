@@ -24,6 +24,8 @@ from tests.fakes.redis_server import redis_server
 from tests.requires import requires
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long  # a stack of its own; tests/batch has streams on one router
+
 MODEL = "streamed"
 STEP_S = 0.005
 ROWS = "rows"

@@ -15,6 +15,8 @@ from tests.e2e.changing import CHANGED_S, KEY, OTHER, Place, configured, model
 from tests.e2e.test_model_changes import command
 from tests.waiting import patient, wait_until
 
+pytestmark = pytest.mark.long  # five changes of a cluster; tests/http has the routes, test_model_changes the changes
+
 CI = "sk-deploys-0123456789"
 AUTH = {"keys": [{"key": KEY, "name": "ops", "admin": True}, {"key": CI, "name": "ci", "tenant": "ci", "deploy": True}]}
 BASE = configured(model(OTHER), auth=AUTH)

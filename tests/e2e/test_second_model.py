@@ -26,6 +26,8 @@ from tests.e2e.reference import Reference
 from tests.e2e.stack import CONFIG, PEOPLE_KEY, START_S, TINY, Stack
 from tests.requires import missing
 
+pytestmark = pytest.mark.long  # an engine more is started; test_model_changes does so with simulated ones
+
 SECOND = "tiny-second"
 SEED = 1  # other weights under the same tokenizer: the same prompt has another answer
 PROMPTS = 6

@@ -21,6 +21,8 @@ from tests.e2e.changing import KEY, OTHER, STEADY, Place, configured, model, run
 from tests.interruptible import interruptible
 from tests.waiting import patient
 
+pytestmark = pytest.mark.long  # five changes of a cluster by Serve's own commands
+
 BASE = configured(model(OTHER))
 COMMAND_S = 120.0  # of one command: Python and Ray, five seconds on an idle machine
 API_S = 30.0  # of one call of the REST interface

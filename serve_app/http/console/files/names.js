@@ -12,10 +12,12 @@ const MOST = 20; // names, of which each asks for a history of its own
 export function namesOf(page) {
   if (!page.session.names?.length) return null;
   return new Resource(page, async (signal) => {
-    const cards = (await get("/v1/models", { signal })).data.filter((card) => card.route).slice(0, MOST);
+    const named = (await get("/v1/models", { signal })).data.filter((card) => card.route);
+    const cards = named.slice(0, MOST);
     const since = ago(SPAN_S);
     const found = await Promise.all(cards.map((card) => get(query("/admin/history", { name: card.id, by: "model", step_s: "all", since }), { signal })));
     const missing = [...new Set(found.flatMap((answer) => answer.missing ?? []))];
+    if (named.length > MOST) missing.push(`the other ${named.length - MOST} names, which are in the history`);
     return { data: cards.flatMap((card, index) => rowsOf(card, found[index].data.filter((row) => row.name))), missing, complete: !missing.length };
   }, EVERY_S);
 }
