@@ -192,7 +192,7 @@ def exact_p95(values: Sequence[float]) -> float:
 
 def test_who_waits_and_why_is_listed_with_the_longest_wait_first(ask: Ask) -> None:
     lines = ask("who waits and why")
-    assert [(line[3], line[6], line[7], line[-1]) for line in lines] == [
+    assert [(line[3], line[7], line[8], line[-1]) for line in lines] == [
         ("night", "guard_slots", "74.0s", "w2"),
         ("product", "slots", "2.5s", "w1"),
     ]
@@ -234,7 +234,7 @@ def test_why_it_scaled_is_the_event_with_its_reason_and_no_other(ask: Ask) -> No
 
 def test_what_failed_in_the_last_ten_minutes_has_a_request_that_came_before_them_and_failed_in_them(ask: Ask) -> None:
     (line,) = ask("what failed in the last ten minutes")
-    assert (line[3], line[5], line[6], line[-1]) == ("night", "engine_failed", "x7k2", FAILED_NOW)
+    assert (line[3], line[6], line[7], line[-1]) == ("night", "engine_failed", "x7k2", FAILED_NOW)
 
 
 def test_model_or_router_is_answered_by_the_seconds_of_each(ask: Ask) -> None:
