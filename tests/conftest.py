@@ -126,13 +126,14 @@ def group_of(nodeid: str) -> str:
     return next((stack or file for stack, modules in STACKS.items() if module in modules), "stack")
 
 
-def next_group(waiting: Iterable[str], last: str | None) -> str:
+def next_group(waiting: Iterable[str], last: str | None, other_has_stack: bool = False) -> str:
     """The group that a process takes after its last one. Those that start processes take longest and go first, so that
     no process waits at the end for the last of them. Two with a stack never follow each other: pytest takes one down
-    with the first test outside of tests/e2e."""
+    with the first test outside of tests/e2e. Nor do two run beside each other: an idle stack takes a sixth of two
+    cores, and two that work would wait for each other, where a file fills what a stack leaves."""
     groups = list(waiting)
-    after_stack = last is not None and _has_stack(last)
-    wanted = [group for group in groups if _is_file(group) == after_stack]
+    wants_file = other_has_stack or (last is not None and _has_stack(last))
+    wanted = [group for group in groups if _is_file(group) == wants_file]
     return (wanted or groups)[0]
 
 
@@ -154,7 +155,11 @@ class GroupScheduling(LoadScopeScheduling):
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         last = next(reversed(self.assigned_work[node]), None)
-        self.workqueue.move_to_end(next_group(self.workqueue, last), last=False)
+        others = [work for other, work in self.assigned_work.items() if other is not node]
+        other_has_stack = any(
+            not (_is_file(group) or all(done.values())) for work in others for group, done in work.items()
+        )
+        self.workqueue.move_to_end(next_group(self.workqueue, last, other_has_stack), last=False)
         super()._assign_work_unit(node)
 
 

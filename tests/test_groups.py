@@ -46,6 +46,11 @@ def test_what_starts_processes_goes_first_and_a_file_between_two_stacks() -> Non
     assert taken("three")[:2] == [a, "stack"]
 
 
+def test_beside_a_stack_a_process_takes_files() -> None:
+    assert next_group(QUEUE, None, other_has_stack=True) == "tests/http/test_a.py"
+    assert next_group(["three"], None, other_has_stack=True) == "three"
+
+
 def test_without_a_file_left_the_next_stack_is_taken_all_the_same() -> None:
     assert next_group(["three"], "stack") == "three"
     assert next_group(["tests/http/test_a.py"], "cluster") == "tests/http/test_a.py"

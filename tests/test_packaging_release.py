@@ -134,6 +134,7 @@ def test_the_sbom_is_valid_cyclonedx(dist: Path, device: str) -> None:
 # --- it runs
 
 
+@pytest.mark.long
 def test_the_wheel_installs_and_runs_from_its_folder(dist: Path, tmp_path: Path) -> None:
     """Into an empty environment, beside the dependencies of this one."""
     home = tmp_path / "home"

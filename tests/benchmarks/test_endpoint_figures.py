@@ -306,6 +306,7 @@ def arguments(url: str, *more: str) -> list[str]:
     return ["--url", url, "--model", "m", *keys, *sizes, *more]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("sigterm")
 def test_the_commands_draw_and_end_with_one_line_of_json_without_a_key(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -354,6 +355,7 @@ class FakeArm:
     stop: Callable[[], None]
 
 
+@pytest.mark.long
 def test_the_comparison_asks_each_endpoint_in_its_own_way_for_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def test_few_points_have_no_slope() -> None:
         main.regress([(number, 0) for number in range(9)])
 
 
+@pytest.mark.long
 def test_requests_end_in_every_way_and_leave_nothing_in_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "REPLICA_LIVES", 100)
     router = main.Router(400)

@@ -439,6 +439,7 @@ def test_beside_more_than_the_headline_it_compares_two_strategies_by_as_many_req
     assert not options_of(["--load", "--strategies", "predictive"]).brief
 
 
+@pytest.mark.long
 def test_a_small_run_on_the_simulated_engine_gives_every_figure(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import uvloop
 
 from benchmarks import trace_cost
@@ -12,6 +13,7 @@ ROUNDS = 2
 SPANS = 4  # of an answered request
 
 
+@pytest.mark.long
 def test_each_way_is_measured_in_each_round_and_sampled_spans_arrive() -> None:
     with trace_cost.collector() as (url, connection):
 

@@ -73,6 +73,7 @@ def test_each_answer_of_the_hub_has_its_own_finding_without_the_token(
     assert environment.get("HF_TOKEN", TOKEN) not in json.dumps(findings)
 
 
+@pytest.mark.long
 def test_a_warmed_up_worker_needs_no_hub(hub: Hub, tmp_path: Path) -> None:
     """The command is the document's."""
     text = (ROOT / "docs/how-to/use-a-hub-and-caches.md").read_text()
@@ -91,6 +92,7 @@ def test_a_warmed_up_worker_needs_no_hub(hub: Hub, tmp_path: Path) -> None:
     assert checked(hub, tmp_path, name, HF_HUB_OFFLINE="1") == []
 
 
+@pytest.mark.long
 def test_a_broken_download_is_no_model_and_can_be_repeated(hub: Hub, tmp_path: Path) -> None:
     command = [f"{ROOT}/.venv/bin/hf", "download", "org/open"]
     environment = hub.environment(tmp_path)

@@ -93,7 +93,6 @@ def test_a_replica_that_is_drained_under_load_ends_and_no_answer_is_lost_or_chan
     assert leaves not in {replica["id"] for replica in nodes.status("sim")["replicas"]}
 
 
-@pytest.mark.long
 def test_a_node_that_is_drained_within_seconds_loses_no_answer(nodes: Lab) -> None:
     """As at a spot notice: the deadline is nearer than a replica's `drain_s`."""
     nodes.add("a", 1)
@@ -108,7 +107,6 @@ def test_a_node_that_is_drained_within_seconds_loses_no_answer(nodes: Lab) -> No
     assert sum(row["moved"] for row in rows) > 0
 
 
-@pytest.mark.long
 def test_a_replica_that_leaves_at_a_change_moves_what_outlasts_its_drain(nodes: Lab) -> None:
     nodes.add("a", 1)
     short = MODEL | {"drain_s": WITHIN_S, "replicas": {"min_replicas": 2, "max_replicas": 2, "max_surge_percent": 100}}

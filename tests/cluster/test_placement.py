@@ -22,6 +22,8 @@ from tests.waiting import patient, slowness
 
 requires("linux")
 
+pytestmark = pytest.mark.long  # four nodes' starts; tests/core and tests/quota have each decision
+
 STREAMS = 6  # as many as two replicas have slots for
 STREAM_TOKENS = 600  # 3 s at the simulated engine's pace: all begin meanwhile, on a quiet machine
 STREAM_S = 60.0  # for those 3 s
@@ -41,7 +43,6 @@ def model(name: str, tensor: int, pipeline: int = 1, replicas: int = 1) -> dict[
     }
 
 
-@pytest.mark.long
 def test_two_groups_of_four_take_a_node_of_four_each_and_each_rank_a_device_of_its_own(nodes: Lab) -> None:
     nodes.add("a", 4)
     nodes.add("b", 4)
@@ -53,7 +54,6 @@ def test_two_groups_of_four_take_a_node_of_four_each_and_each_rank_a_device_of_i
     assert grants == [[f"{name}/{index}" for index in range(4)] for name in "ab"]
 
 
-@pytest.mark.long
 def test_two_groups_of_four_share_a_node_of_eight(nodes: Lab) -> None:
     nodes.add("a", 8)
     nodes.deploy([model("tp4", 4, replicas=2)])
@@ -61,7 +61,6 @@ def test_two_groups_of_four_share_a_node_of_eight(nodes: Lab) -> None:
     assert nodes.complete("tp4").status_code == 200
 
 
-@pytest.mark.long
 def test_shares_of_a_gpu_are_on_the_devices_that_the_ledger_chose(nodes: Lab) -> None:
     """Ray packs two quarters onto one GPU; the ledger knows that their bytes do not fit there together."""
     nodes.add("a", 2)
@@ -93,7 +92,6 @@ def test_a_group_that_fits_on_no_node_waits_says_why_and_takes_its_place_when_th
     assert nodes.complete("tp4").status_code == 200
 
 
-@pytest.mark.long
 def test_a_pipeline_spans_two_nodes_a_stage_on_each(nodes: Lab) -> None:
     nodes.add("a", 2)
     nodes.add("b", 2)
@@ -104,7 +102,6 @@ def test_a_pipeline_spans_two_nodes_a_stage_on_each(nodes: Lab) -> None:
     assert nodes.complete("pp").status_code == 200
 
 
-@pytest.mark.long
 def test_stages_are_not_split_where_all_ranks_would_fit_but_one_stage_does_not(nodes: Lab) -> None:
     # bundles of one rank would be packed 3 + 3 + 2, with two of the groups split
     for name, gpus in (("a", 3), ("b", 3), ("c", 3)):
@@ -121,7 +118,6 @@ def test_stages_are_not_split_where_all_ranks_would_fit_but_one_stage_does_not(n
     assert nodes.ask("free_gpus") == 5
 
 
-@pytest.mark.long
 def test_replicas_of_a_lost_node_are_placed_anew_and_requests_do_not_fail_meanwhile(nodes: Lab) -> None:
     nodes.add("a", 4)
     nodes.add("b", 4)
@@ -137,7 +133,6 @@ def test_replicas_of_a_lost_node_are_placed_anew_and_requests_do_not_fail_meanwh
     assert nodes.ask("free_gpus") == 0
 
 
-@pytest.mark.long
 def test_a_model_whose_only_node_is_lost_keeps_its_requests_until_there_is_another(nodes: Lab) -> None:
     nodes.add("a", 4)
     nodes.deploy([model("tp4", 4)])
@@ -151,7 +146,6 @@ def test_a_model_whose_only_node_is_lost_keeps_its_requests_until_there_is_anoth
     assert set(traffic.seen) == {200}
 
 
-@pytest.mark.long
 def test_a_pipeline_that_lost_a_stage_is_placed_anew_as_a_whole(nodes: Lab) -> None:
     nodes.add("a", 2)
     nodes.add("b", 2)
@@ -188,7 +182,6 @@ def test_a_killed_replica_leaves_no_group_behind_and_its_gpus_go_to_the_next(nod
     nodes.until(lambda: nodes.ask("free_gpus") == 4 and not nodes.ask("groups"), "all of it given back")
 
 
-@pytest.mark.long
 def test_a_group_that_an_operators_own_strategy_splits_is_refused_with_the_reason(nodes: Lab) -> None:
     nodes.add("a", 3)
     nodes.add("b", 3)
@@ -201,7 +194,6 @@ def test_a_group_that_an_operators_own_strategy_splits_is_refused_with_the_reaso
     nodes.until(lambda: not nodes.groups("tp4"), "its bundles given back")
 
 
-@pytest.mark.long
 def test_streams_on_a_lost_node_end_with_an_error_and_all_others_as_they_should(nodes: Lab) -> None:
     nodes.add("a", 4)
     nodes.add("b", 4)
@@ -216,7 +208,6 @@ def test_streams_on_a_lost_node_end_with_an_error_and_all_others_as_they_should(
     assert ends == {"done": STREAMS // 2, "error": STREAMS // 2}
 
 
-@pytest.mark.long
 def test_a_drained_nodes_streams_end_as_they_should_and_its_replica_moves(nodes: Lab) -> None:
     nodes.add("a", 4)
     nodes.add("b", 4)

@@ -24,6 +24,8 @@ from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import ROUTER, WIDE, WIDE_STEP_S, processes
 from tests.waiting import during, patient, quiet_time, wait_until
 
+pytestmark = pytest.mark.long  # kills under load, which test_chaos has, too
+
 CLIENTS = 30
 TOKENS = 50
 SERVICE_S = WIDE_STEP_S * TOKENS
@@ -114,7 +116,6 @@ def test_what_was_granted_completes_in_time_and_grants_go_on_with_the_new_actors
     assert first - up < patient(GRANTS_S + BUSY_S)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("title", ["ray::ServeController", "ray::StoreOwner", ACTOR, ROUTER, ENGINE])
 def test_sigterm_ends_an_actors_process_at_once_and_another_takes_its_place(three: Stack, title: str) -> None:
     """By Ray's own handler a controller and a router stay for minutes, and do nothing."""

@@ -37,6 +37,8 @@ from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import ROUTER, ROUTERS, WIDE, WIDE_REPLICAS, WIDE_SLOTS, processes
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long  # kills under load, which test_chaos has, too
+
 STREAMS = WIDE_SLOTS * 5 // 4  # for one engine too many, if the other is lost
 STILL_S = 2.0  # how long a process stands still; connections are given up after ten
 LONG = 500  # tokens: 5 s, well beyond STILL_S
@@ -169,7 +171,6 @@ def test_a_process_that_stands_still_for_a_while_costs_nothing_but_time(idle: St
     assert ends(clients) == {"done": STREAMS}
 
 
-@pytest.mark.long
 def test_streams_of_an_engine_that_stands_still_for_good_go_on_on_the_other(idle: Stack) -> None:
     """In their middle: its kernel acknowledges all that is sent to it, but its process answers no call."""
     before = migrations(idle)
@@ -184,7 +185,6 @@ def test_streams_of_an_engine_that_stands_still_for_good_go_on_on_the_other(idle
     assert migrations(idle) - before >= STREAMS // 4
 
 
-@pytest.mark.long
 def test_whole_answers_of_an_engine_that_stands_still_for_good_come_from_the_other(idle: Stack) -> None:
     """Nothing of them was seen."""
     body = {"model": WIDE, "prompt": "hi", "max_tokens": LONG}
@@ -218,7 +218,6 @@ def test_the_streams_of_a_killed_engine_go_on_on_the_other_as_if_nothing_had_hap
     assert migrations(idle) - before >= STREAMS // 4
 
 
-@pytest.mark.long
 def test_a_killed_router_s_requests_are_aborted_within_a_second_and_no_others(idle: Stack) -> None:
     clients = crowd(idle, ENDLESS)
     os.kill(routers(idle)[0], signal.SIGKILL)
@@ -299,7 +298,6 @@ def resident_mib(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "memory"),
     [(STORM // 3, False), pytest.param(10 * STORM, True, marks=pytest.mark.long)],

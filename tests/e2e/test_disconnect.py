@@ -163,6 +163,7 @@ def test_no_header_lets_an_abandoned_request_run_on(stack: Stack, observer: Obse
     wait_until(lambda: observer.figures(model), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
+@pytest.mark.long
 def test_a_client_that_reads_slowly_gets_everything(stack: Stack, observer: Observer) -> None:
     """Closing is leaving; being slow is not."""
     observer.wait_idle(TINY)

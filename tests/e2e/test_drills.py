@@ -65,8 +65,6 @@ from tests.e2e.half_closed import read_until, send
 from tests.requires import requires
 from tests.waiting import patient, wait_until
 
-pytestmark = pytest.mark.long  # until its time is measured; the rules are tested in `tests/deploy/test_rules.py`
-
 PAGE = Path(__file__).parents[2] / "docs/how-to/troubleshooting.md"
 CHAPTER = "Eight faults and how they look"
 COMPLETIONS = "/v1/completions"

@@ -32,6 +32,8 @@ from tests.e2e.stack import Stack
 from tests.e2e.three import ROUTER, ROUTERS, WIDE, processes
 from tests.waiting import patient, quiet_time, wait_until
 
+pytestmark = pytest.mark.long  # kills under load, which test_chaos has, too
+
 OPEN_S = 5.0
 REPLACED_S = 150.0
 RESET = 2  # connections that a process has not accepted yet when it hands the port over are reset
@@ -144,7 +146,6 @@ def test_the_endpoint_is_open_again_soon_after_haproxy_s_death_and_stays_so(edge
     assert all(at - began < OPEN_S for at, _ in closed), [(at - began, end) for at, end in closed]
 
 
-@pytest.mark.long
 @on_any_machine
 def test_the_death_of_the_manager_closes_nothing_and_cuts_nothing(edge_stack: Stack, busy: bool) -> None:
     body = {"model": WIDE, "prompt": "The river", "max_tokens": 1800, "ignore_eos": True}
@@ -221,7 +222,6 @@ def answers_of(connections: list[socket.socket]) -> list[bytes]:
     return answers
 
 
-@pytest.mark.long
 def test_connections_that_send_nothing_or_too_slowly_keep_nobody_from_a_router_and_end(edge_stack: Stack) -> None:
     """One client's idle ones no other client, slow headers and bodies not even those of their own address."""
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {edge_stack.api_key}\r\n"

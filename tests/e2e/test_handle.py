@@ -217,6 +217,7 @@ def test_a_program_that_knows_the_cluster_s_environment(stack: Stack, llm: Clien
     assert done.stdout.rstrip("\n") == llm.sync.chat(HELLO, **GREEDY).choices[0].message.content
 
 
+@pytest.mark.long
 def test_a_program_in_the_environment_of_a_node_is_reported(stack: Stack) -> None:
     done = run(NEWCOMER, environment(stack, RAY_SERVE_THROUGHPUT_OPTIMIZED="1"))
     assert done.returncode != 0
@@ -224,6 +225,7 @@ def test_a_program_in_the_environment_of_a_node_is_reported(stack: Stack) -> Non
     assert "RAY_SERVE_THROUGHPUT_OPTIMIZED=1" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "reported"),
     [({"RAY_AUTH_TOKEN": "0" * 64}, "its token"), ({"RAY_ADDRESS": "127.0.0.1:1"}, "no Ray cluster answers")],
@@ -292,6 +294,7 @@ print("still", ray.is_initialized())
 """
 
 
+@pytest.mark.long
 def test_a_program_that_closes_its_client_is_left_without_ray_and_may_connect_again(stack: Stack) -> None:
     done = run(CLOSED, environment(stack))
     assert (done.returncode, done.stdout) == (0, "still False\n"), done.stderr

@@ -18,6 +18,8 @@ from tests.e2e.observe import ABORT_S, FILL_S, Observer
 from tests.e2e.stack import SIMULATED, TINY, Stack
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long  # programs that join the cluster; test_handle and the README's examples have some
+
 HELLO = [{"role": "user", "content": "The river"}]
 SOON_S = 0.2  # a deadline that no full engine meets
 

@@ -17,6 +17,8 @@ from tests.e2e.observe import ABORT_S, FILL_S, Observer
 from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, TINY, Stack
 from tests.waiting import patient, wait_until
 
+pytestmark = pytest.mark.long  # test_handle has the same calls without the SDK's types
+
 HELLO: Any = [{"role": "user", "content": "The river"}]
 GREEDY: dict[str, Any] = {"model": TINY, "messages": HELLO, "max_tokens": 24, "temperature": 0}
 IMPATIENT_S = 0.3  # a read timeout that no full engine meets, after the request has come to the queue

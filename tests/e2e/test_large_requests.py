@@ -10,6 +10,8 @@ import pytest
 from tests.e2e.attacks import found
 from tests.e2e.large_attack import ATTACKS, FITS, TRIVIALS
 
+pytestmark = pytest.mark.long  # an engine and an attack of minutes; tests/engine has the bounds themselves
+
 # CPU of one turn of the loop: 3 ms where the helper reads them, half a second and more where the loop does.
 LONGEST_TURN_MS = 50.0
 

@@ -17,6 +17,8 @@ from tests.e2e.observe import ABORT_S, Observer
 from tests.e2e.stack import MAX_QUEUED, SIMULATED, SIMULATED_SLOTS, Stack
 from tests.waiting import slowness, wait_until
 
+pytestmark = pytest.mark.long  # hundreds of prompts by handle; tests/client has their order and bounds
+
 PROMPTS = 300
 TOKENS = 4  # 20 ms of the simulated engine
 LASTING = 40  # tokens: 0.2 s, so that a quiet machine sends faster than the engine serves, beside other tests, too
@@ -54,7 +56,6 @@ def test_hundreds_of_prompts_are_answered_in_order_and_as_low(llm: Client, obser
     assert after - before == PROMPTS
 
 
-@pytest.mark.long
 def test_a_queue_that_is_too_small_refuses_and_all_prompts_are_answered(
     llm: Client, observer: Observer, simulated: str
 ) -> None:

@@ -22,6 +22,8 @@ from tests.e2e.changing import CHANGED_S, OTHER, STEADY, Load, Place, configured
 from tests.e2e.crashing import CLIENT_PAIRS, actor, failed, kill, known, load, settled, unless_gone
 from tests.waiting import during, wait_until
 
+pytestmark = pytest.mark.long  # kills of a cluster; test_chaos kills the same under load
+
 ROUTERS = 2
 EQUAL_S = 10.0  # the promise: after a crash the ledger equals reality
 ENGINE_BACK_S = 5.0  # the promise: a dead engine's memory is free
@@ -75,7 +77,6 @@ def test_a_killed_engines_memory_is_free_within_five_seconds_and_it_is_replaced(
     whole(place)
 
 
-@pytest.mark.long
 def test_an_engine_that_stands_still_keeps_its_memory_until_its_process_is_gone(place: Place) -> None:
     (before,) = place.replicas(OTHER)[OTHER]
     process = place.process(deployment_of(OTHER))
@@ -94,7 +95,6 @@ def test_an_engine_that_stands_still_keeps_its_memory_until_its_process_is_gone(
     whole(place)
 
 
-@pytest.mark.long
 def test_an_engine_that_stood_still_has_its_grant_again_and_no_request_fails(place: Place) -> None:
     before = place.replicas(STEADY)[STEADY]
     with load(place) as running, place.paused(STEADY):
@@ -121,7 +121,6 @@ def test_requests_go_on_when_the_quota_actor_is_killed(place: Place) -> None:
     settled(place)
 
 
-@pytest.mark.long
 def test_requests_wait_and_do_not_fail_while_the_quota_actor_stands_still(place: Place) -> None:
     before = place.quota()
     assert before is not None
@@ -156,7 +155,6 @@ def test_a_killed_routers_shares_are_back_within_five_seconds(place: Place) -> N
     whole(place)
 
 
-@pytest.mark.long
 def test_after_a_storm_of_kills_and_standstills_the_ledger_is_what_there_is(place: Place) -> None:
     chance = random.Random(4)
     stopped: list[int] = []
@@ -238,7 +236,6 @@ def test_a_replica_too_many_is_blocked_where_all_can_see_and_starts_when_there_i
     settled(place)
 
 
-@pytest.mark.long
 def test_the_actors_memory_does_not_grow_with_requests(place: Place) -> None:
     fast = model("fast", max_num_seqs=64, simulated={"decode_step_s": 0.0, "kv_cache_tokens": 65_536})
     place.become(configured(model(OTHER), fast, router={"replicas": ROUTERS}))

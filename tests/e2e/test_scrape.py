@@ -25,6 +25,8 @@ from tests.http.test_prometheus import PROMETHEUS_ACCEPTS, samples_of
 from tests.requires import missing, requires
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long  # a stack of its own; tests/http has a real Prometheus and the drills its alerts
+
 TOKENS = 12
 STREAMS = 3
 SCRAPE_S = 1

@@ -141,7 +141,6 @@ def test_the_rest_interface_asks_for_the_token_and_changes_what_is_named(place: 
     assert rest.get()["applications"][APPLICATION]["status"] == "RUNNING"
 
 
-@pytest.mark.long
 def test_wrong_arguments_leave_the_running_application_serving_and_whole(place: Place) -> None:
     """Serve builds an application after it has accepted it, so it is too late to refuse."""
     place.become(BASE)

@@ -16,6 +16,8 @@ from tests.e2e.agents_inside import run_agents, without_await
 from tests.e2e.changing import CHANGED_S, KEY, POLL_S, REQUEST_S, Place, model
 from tests.waiting import during, patient, quiet_time, wait_until
 
+pytestmark = pytest.mark.long  # ten changes of a cluster; tests/http and tests/core have each rule
+
 MODEL = "agents"
 OTHER_KEY = "sk-sessions-other-tenant"
 POOL = 8192  # KV tokens of an engine

@@ -32,6 +32,8 @@ from tests.fakes.otlp_receiver import OtlpReceiver, attributes_of, otlp_receiver
 from tests.requires import requires
 from tests.waiting import patient, wait_until
 
+pytestmark = pytest.mark.long  # a stack of its own and 2,000 requests
+
 REQUESTS = 2_000
 CLIENTS = 24
 ROUTERS = 2

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
+import pytest
 
 from tests.e2e.stack import TINY, Stack
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.long  # test_usage has the sums; tests/engine what vLLM reports
 
 PROMPT = "The river carries the boat past the mill and the two old bridges. " * 12  # several blocks of the KV cache
 REPORTED_S = 20.0  # a report takes a second and some milliseconds; the rest is for a busy machine

@@ -168,6 +168,7 @@ def test_work_without_a_slot_is_answered_whole(helper: HelperProcess) -> None:
     assert answer(submit(Operation.INPUT_TOKENS, input=ITEMS))["input_tokens"] > MANY
 
 
+@pytest.mark.long
 def test_a_process_that_has_ended_is_replaced(helper: HelperProcess) -> None:
     helper.process.kill()
     helper.process.wait()
@@ -175,6 +176,7 @@ def test_a_process_that_has_ended_is_replaced(helper: HelperProcess) -> None:
     assert isinstance(found, Rendered)
 
 
+@pytest.mark.long
 def test_a_request_that_takes_more_memory_than_it_may_is_refused_and_the_next_is_read(setup: RenderSetup) -> None:
     small = dataclasses.replace(setup, max_more_bytes=256 * 2**20)
     helper = HelperProcess("reads large requests", RENDER_PROCESS, pickle.dumps(small))

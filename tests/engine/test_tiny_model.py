@@ -467,6 +467,7 @@ def test_samples_and_tokenizer_are_a_function_of_the_seed() -> None:
     assert first_batches(3) != first_batches(4)
 
 
+@pytest.mark.long
 def test_a_few_steps_learn_something_and_are_repeatable() -> None:
     import torch
 

@@ -235,9 +235,7 @@ def test_a_tenant_s_key_reads_the_use_of_its_own_tenant_only() -> None:
 
 
 def test_an_operator_reads_the_use_of_all_or_of_what_it_names() -> None:
-    assert asked_by(identity_of(admin=True), "")[0] == UsageQuery(
-        by=("day", "tenant", "key_id", "model")
-    )
+    assert asked_by(identity_of(admin=True), "")[0] == UsageQuery(by=("day", "tenant", "key_id", "model"))
     query = "by=key,day&by=model,name&from=2026-11-01&to=2026-11-30&tenant=a%26b&key=k&name=chat&model=m/x"
     row = UsageRow("d", "k", "", "m/x", 2, 9, 4, 5, 6, 7, 8, 1, "chat")
     asked, answer = asked_by(identity_of(admin=True), query, [row])

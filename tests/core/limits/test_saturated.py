@@ -66,14 +66,17 @@ def unused_share(manner: str, limits: Limits, *, refunded: float = 0.0, per_s: f
     return min(unused)
 
 
+MANNERS = ["leave", "obey", pytest.param("again", marks=pytest.mark.long), "wait"]  # who comes again at once asks most
+
+
 @pytest.mark.parametrize("refunded", [0.0, 0.5])
-@pytest.mark.parametrize("manner", ["leave", "obey", "again", "wait"])
+@pytest.mark.parametrize("manner", MANNERS)
 def test_at_most_a_fiftieth_of_what_is_allowed_is_left_unused(manner: str, refunded: float) -> None:
     assert unused_share(manner, TOKENS, refunded=refunded) <= 0.02
 
 
 @pytest.mark.parametrize("refunded", [0.0, 0.5])
-@pytest.mark.parametrize("manner", ["leave", "obey", "again", "wait"])
+@pytest.mark.parametrize("manner", MANNERS)
 def test_the_same_with_several_limits_that_are_tight_at_once(manner: str, refunded: float) -> None:
     assert unused_share(manner, BOTH, refunded=refunded) <= 0.02
 

@@ -132,7 +132,7 @@ def assert_nothing_is_left(world: StreamWorld) -> None:
     assert left(world) == {}
 
 
-@pytest.mark.parametrize("routers", [1, 3, 20])
+@pytest.mark.parametrize("routers", [1, 3, pytest.param(20, marks=pytest.mark.long)])
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), per_s=st.sampled_from([1.0, 10.0, 40.0]))
 def test_without_failures_every_window_and_every_announced_moment_hold(routers: int, seed: int, per_s: float) -> None:
@@ -147,7 +147,7 @@ def test_without_failures_every_window_and_every_announced_moment_hold(routers: 
     assert_nothing_is_left(world)
 
 
-@pytest.mark.parametrize("routers", [1, 3, 20])
+@pytest.mark.parametrize("routers", [1, 3, pytest.param(20, marks=pytest.mark.long)])
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),

@@ -393,7 +393,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert seen == self.reference.served
 
 
-QUICK = settings(max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LONG = settings(QUICK, max_examples=1000)
 
 

@@ -94,6 +94,7 @@ def new_engine_steps(waiting: int) -> int:
     return most
 
 
+@pytest.mark.long
 def test_a_new_engine_moves_the_requests_that_wait_a_part_at_a_time() -> None:
     assert new_engine_steps(1_600) < 2 * new_engine_steps(400)
 
