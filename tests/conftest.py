@@ -53,6 +53,11 @@ STACKS = {
         "plain_serve", "pooling", "quota_vllm", "redis_streams", "reverse_proxy", "sums_agree", "upgrade",
     ),
 }  # fmt: skip
+# Rules that look at all sources. One process has them, and parses each file once (tests/syntax.py).
+RULES = tuple(
+    f"tests/test_{name}.py"
+    for name in ("house", "suite_rules", "words", "imports", "log_lines", "dependencies", "packaging")
+)
 SHARED_STACKS = {"stack", "three", "changing"}
 END_TO_END = "tests/e2e/"
 CLUSTER = "tests/cluster/"
@@ -115,9 +120,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def group_of(nodeid: str) -> str:
-    """What runs in one process, in order: end-to-end tests that share a stack, and the tests of a cluster, which start
-    Ray with fixed ports; of other tests a file."""
+    """What runs in one process, in order: end-to-end tests that share a stack; the tests of a cluster, which start Ray
+    with fixed ports; all that look at sources; of other tests a file."""
     file = nodeid.partition("::")[0]
+    if file in RULES:
+        return RULES[0]
     if file.startswith(CLUSTER):
         return "cluster"
     if not file.startswith(END_TO_END):

@@ -11,23 +11,15 @@ from __future__ import annotations
 
 import ast
 import bisect
-import io
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeGuard
 
-_NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+from tests.syntax import nodes, parsed
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Display = ast.Tuple | ast.List
+_Text = ast.Constant | ast.JoinedStr  # over several lines it is one with quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +32,9 @@ class CodeLength:
 
 def code_length(text: str) -> CodeLength:
     """The length of a module, from its source text."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     code = _code_lines(text, tree)
-    functions = ((node.name, _lines_in(code, _span(node))) for node in ast.walk(tree) if _is_function(node))
+    functions = ((node.name, _lines_in(code, _span(node))) for node in nodes(tree) if _is_function(node))
     return CodeLength(len(code), tuple(functions))
 
 
@@ -53,17 +45,17 @@ def _lines_in(code: list[int], span: range) -> int:
 def _code_lines(text: str, tree: ast.Module) -> list[int]:
     """Their numbers, in order."""
     skipped = {line for node in _explanations(tree) for line in _span(node)}
-    code: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in _NO_CODE:
-            code.update(range(token.start[0], token.end[0] + 1))
-    lines = text.split("\n")
-    return sorted(line for line in code - skipped if lines[line - 1].strip())  # a string may have blank ones
+    quoted = {line for node in nodes(tree) if isinstance(node, _Text) for line in _span(node)[1:]}
+    return [
+        number
+        for number, line in enumerate(text.split("\n"), start=1)
+        if number not in skipped and line.strip() and (number in quoted or not line.lstrip().startswith("#"))
+    ]
 
 
 def _explanations(tree: ast.Module) -> Iterator[ast.stmt]:
     """Docstrings and imports."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
         elif (
@@ -74,7 +66,7 @@ def _explanations(tree: ast.Module) -> Iterator[ast.stmt]:
 
 def unrelated_bindings(text: str) -> list[ast.Assign]:
     """The assignments of a module that bind values which have nothing to do with each other."""
-    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assign) and not _belongs_together(node)]
+    return [node for node in nodes(parsed(text)) if isinstance(node, ast.Assign) and not _belongs_together(node)]
 
 
 def _belongs_together(node: ast.Assign) -> bool:
@@ -114,5 +106,5 @@ def _is_function(node: ast.AST) -> TypeGuard[_Function]:
     return isinstance(node, _Function)
 
 
-def _span(node: ast.stmt) -> range:
+def _span(node: ast.stmt | ast.expr) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tests.house_lines import CodeLength, unrelated_bindings
 from tests.import_rules import under
+from tests.syntax import nodes, parsed
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("serve_app.types", "serve_app.errors", "serve_app.names", "serve_app.core.times"),
@@ -93,7 +94,7 @@ class House:
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.paths = {_module_of(path): path for path in texts}
-        self.trees = {_module_of(path): ast.parse(text, path) for path, text in texts.items()}
+        self.trees = {_module_of(path): parsed(text) for path, text in texts.items()}
         self.arrows = [arrow for module in self.trees for arrow in self._arrows(module)]
         self.exports = {module: _exported(tree) for module, tree in self.trees.items()}
 
@@ -119,7 +120,7 @@ class House:
 
     def _arrows(self, module: str) -> Iterator[Arrow]:
         package = module.split(".") if self.is_package(module) else module.split(".")[:-1]
-        for node in ast.walk(self.trees[module]):
+        for node in nodes(self.trees[module]):
             if isinstance(node, ast.Import):
                 found = [(alias.name, "") for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -211,9 +212,7 @@ def unused_exports(house: House, outside: Iterable[str]) -> list[str]:
         names = [*arrow.target.split("."), *([arrow.name] if arrow.name else [])]
         doors = (".".join(names[:length]) for length in range(1, len(names)))  # of `a.b.c`: `c` of `a.b`, `b` of `a`
         used |= {(door, name) for door, name in zip(doors, names[1:], strict=True) if not under(arrow.source, door)}
-    attributes = {
-        node.attr for tree in house.trees.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-    }
+    attributes = {node.attr for tree in house.trees.values() for node in nodes(tree) if isinstance(node, ast.Attribute)}
     return [
         f"{room}: {name}"
         for room in (*FLOOR_OF, *sorted(wings))

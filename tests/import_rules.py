@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from tests.syntax import nodes, parsed
+
 # What a pure core may name besides the standard library.
 CORE_FOLDERS = ("serve_app/core", "autoscaling/policies")
 CORE_FILES = ("autoscaling/policies/signals.py",)
@@ -86,7 +88,7 @@ REGISTRIES = re.compile(
 def imported(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
     """Line and full dotted name of everything the module imports, wherever in it. `from a import b` gives `a.b`."""
     package = list(PurePosixPath(path).with_suffix("").parts[:-1])
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -122,7 +124,7 @@ def _core_import(name: str) -> str | None:
 
 def _core_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Impure things a core does without importing anything forbidden."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute):
             name = dotted(node)
             if under(name, "random") and name != "random.Random" and not under(name, "random.Random"):
@@ -137,7 +139,7 @@ def _core_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def core_complaints(source: str, path: str) -> list[str]:
     """What breaks the rule of the pure cores in one module; `path` is relative to the repository."""
-    tree = ast.parse(source, path)
+    tree = parsed(source)
     reasons = ((line, name, _core_import(name)) for line, name in imported(tree, path))
     found = [(line, f"import of {name}: {reason}") for line, name, reason in reasons if reason is not None]
     return [f"{path}:{line}: {text}" for line, text in sorted([*found, *_core_calls(tree)])]
@@ -147,7 +149,7 @@ def vllm_complaints(source: str, path: str) -> list[str]:
     """Imports of vllm outside the package that adapts it."""
     if path.startswith(VLLM_PACKAGE):
         return []
-    names = imported(ast.parse(source, path), path)
+    names = imported(parsed(source), path)
     return [f"{path}:{line}: import of {name}" for line, name in names if under(name, "vllm")]
 
 
@@ -159,9 +161,9 @@ def private_ray_complaints(source: str, path: str) -> list[str]:
     """Uses of Ray's private modules, imported or reached through `ray`, outside the modules that adapt them."""
     if path in PRIVATE_RAY_FILES:
         return []
-    tree = ast.parse(source, path)
+    tree = parsed(source)
     found = {(line, name) for line, name in imported(tree, path) if _private(name)}
-    chains = ((node.lineno, dotted(node)) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    chains = ((node.lineno, dotted(node)) for node in nodes(tree) if isinstance(node, ast.Attribute))
     found |= {(line, name) for line, name in chains if _private(name)}
     return [f"{path}:{line}: {name}" for line, name in sorted(found)]
 

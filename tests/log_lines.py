@@ -13,6 +13,8 @@ import ast
 import re
 from collections.abc import Iterator
 
+from tests.syntax import nodes, parsed
+
 LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log", "warn", "fatal"})
 ERRORS = frozenset({"error", "exception"})  # somebody must act
 NAMED_LEVELS = ERRORS | {"warning"}  # something was lost, or will be
@@ -54,7 +56,7 @@ _NAMED = re.compile(r"( to| of)?( [a-z]+){0,2} %[sdr]")  # 'Engine %s', 'Rows of
 
 def log_calls(source: str) -> Iterator[ast.Call]:
     """The logging calls of a module: methods of `logger`, of `logging` and of a logger that is got for one call."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(parsed(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS:
             owner = ast.unparse(node.func.value)
             if owner.rpartition(".")[2].lower().strip("_") in ("logger", "logging", "log") or "getLogger(" in owner:
@@ -69,7 +71,7 @@ def complaints(source: str) -> list[str]:
 
 def _other_loggers(source: str) -> Iterator[int]:
     """Loggers under names by which `log_calls` would not know their calls."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(parsed(source)):
         if (
             isinstance(node, ast.Assign)
             and ast.unparse(node.value).startswith("logging.getLogger(")

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from tests.house_rules import FLOOR_OF, House
+from tests.syntax import nodes, parsed
 
 # Names of other projects, which have no public one for it; each is used where its reason stands.
 FOREIGN_PRIVATE = frozenset({
@@ -38,9 +39,9 @@ def private_reads(texts: Mapping[str, str], allowed: frozenset[str] = FOREIGN_PR
     """Private names of other modules that are read, or imported, by path and line."""
     found = []
     for path, text in texts.items():
-        tree = ast.parse(text, path)
+        tree = parsed(text)
         own = set(_own_names(tree)) | NAMED_TUPLE | allowed
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Attribute):
                 names = [node.attr]
             elif isinstance(node, ast.ImportFrom):
@@ -66,7 +67,7 @@ def deep_reaches(texts: Mapping[str, str], rooms: Mapping[str, set[str]]) -> dic
     Such a reach is a chain of `DEEP` names or more that classes of our rooms define. A name before them that a class of
     the tests has is the tests' own object; what the tests' own room defines, it may read.
     """
-    trees = {path: ast.parse(text, path) for path, text in texts.items()}
+    trees = {path: parsed(text) for path, text in texts.items()}
     own = {name for tree in trees.values() for name in _names_in_classes(tree)}
     found: Counter[str] = Counter()
     for path, tree in trees.items():
@@ -84,9 +85,9 @@ def deep_reaches(texts: Mapping[str, str], rooms: Mapping[str, set[str]]) -> dic
 def _chains(tree: ast.Module) -> Iterator[list[str]]:
     """The names of each attribute of an attribute, but of imported modules and of the official SDK; of `self.a.b` those
     behind `a`, which is its own."""
-    imported = {alias.asname or alias.name for node in ast.walk(tree) for alias in _imported(node)}
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
+    imported = {alias.asname or alias.name for node in nodes(tree) for alias in _imported(node)}
+    inner = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Attribute)}
+    for node in nodes(tree):
         names: list[str] = []
         start: ast.expr | None = node if isinstance(node, ast.Attribute) and id(node) not in inner else None
         while isinstance(start, ast.Attribute):
@@ -102,7 +103,7 @@ def _imported(node: ast.AST) -> Iterable[ast.alias]:
 
 
 def _names_in_classes(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ClassDef):
             yield from _own_names(node)
 
@@ -119,7 +120,7 @@ def unexplained_sleeps(texts: Mapping[str, str]) -> list[str]:
     found = []
     for path, text in texts.items():
         lines = ["", *text.splitlines()]
-        for node in ast.walk(ast.parse(text, path)):
+        for node in nodes(parsed(text)):
             if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("asyncio.sleep", "time.sleep")):
                 continue
             a_turn = ast.unparse(node.args[0]) in ("0", "0.0")
@@ -133,7 +134,7 @@ def own_waits(texts: Mapping[str, str]) -> list[str]:
     and a `for` that does both. `WAITING` has the one that waits, and bounds it in seconds of a quiet machine."""
     found = []
     for path, text in texts.items():
-        for node in ast.walk(ast.parse(text, path)) if path != WAITING else ():
+        for node in nodes(parsed(text)) if path != WAITING else ():
             if isinstance(node, ast.While | ast.For | ast.AsyncFor):
                 polls = any(isinstance(part, ast.Call) and ast.unparse(part.func) in POLLS for part in ast.walk(node))
                 compares = any(isinstance(part, ast.Compare) and _reads_clock(part) for part in ast.walk(node))
@@ -159,10 +160,10 @@ def uninterruptible(texts: Mapping[str, str]) -> list[str]:
     under a caller that ignores SIGINT it would go on."""
     found = []
     for path, text in texts.items():
-        tree = ast.parse(text, path)
-        if any(isinstance(node, ast.ImportFrom) and node.module == "tests.interruptible" for node in ast.walk(tree)):
+        tree = parsed(text)
+        if any(isinstance(node, ast.ImportFrom) and node.module == "tests.interruptible" for node in nodes(tree)):
             continue
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SENDS:
                 given = [ast.unparse(argument) for argument in node.args]
                 if "signal.SIGINT" in given and "os.getpid()" not in given:
@@ -172,7 +173,7 @@ def uninterruptible(texts: Mapping[str, str]) -> list[str]:
 
 def _own_names(tree: ast.AST) -> Iterator[str]:
     """What the module itself defines: functions, classes, attributes of `self`, annotated fields."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name

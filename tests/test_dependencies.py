@@ -9,7 +9,6 @@ built-in model with what vLLM requires.
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.metadata
 import sys
@@ -23,6 +22,7 @@ from packaging.requirements import Requirement
 from scripts.lock import canonical
 from tests import import_rules as rules
 from tests.requires import requires
+from tests.syntax import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = frozenset({"autoscaling", "benchmarks", "scripts", "serve_app", "tests"})
@@ -49,7 +49,7 @@ def required_by_vllm() -> set[str]:
 
 def third_party(source: str, path: str) -> Iterator[tuple[int, str]]:
     """Line and top-level package of each import that is neither ours nor Python's."""
-    for line, name in rules.imported(ast.parse(source, path), path):
+    for line, name in rules.imported(parsed(source), path):
         top = name.partition(".")[0]
         if top not in sys.stdlib_module_names and top not in OURS:
             yield line, top

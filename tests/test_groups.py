@@ -13,6 +13,7 @@ QUEUE = ["stack", "tests/http/test_a.py", "cluster", "three", "tests/http/test_b
     ("nodeid", "group"),
     [
         ("tests/http/test_a.py::test_it[x]", "tests/http/test_a.py"),
+        ("tests/test_words.py::test_it", "tests/test_house.py"),
         ("tests/cluster/local/test_node.py::test_it", "cluster"),
         ("tests/e2e/test_keys.py::test_it", "three"),
         ("tests/e2e/test_chaos.py::test_it", "tests/e2e/test_chaos.py"),

@@ -23,6 +23,7 @@ from scripts import install, lock
 from serve_app.system import preflight
 from tests.requires import PROBES, requires
 from tests.requires import main as lacks
+from tests.syntax import nodes, parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -47,11 +48,11 @@ def names_of_a_checkout(texts: dict[str, str]) -> list[str]:
     """Texts of the code, docstrings apart, that name a file which an installed package has not."""
     found = []
     for path, source in texts.items():
-        tree = ast.parse(source)
-        spoken = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        tree = parsed(source)
+        spoken = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
         found += [
             f"{path}:{node.lineno}: {node.value}"
-            for node in ast.walk(tree)
+            for node in nodes(tree)
             if isinstance(node, ast.Constant) and id(node) not in spoken and isinstance(node.value, str)
             if CHECKOUT_PATH.search(node.value)
         ]

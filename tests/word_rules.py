@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from tests.syntax import nodes, parsed
+
 # A word that is gone, and the field's own.
 GONE = {
     "berth": "reservation",
@@ -71,15 +73,15 @@ def parts(name: str) -> set[str]:
 
 def names_in(source: str) -> Iterator[Name]:
     """All bindings of a module."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     targets = {
         id(name)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, _COMPREHENSIONS)
         for generator in node.generators
         for name in ast.walk(generator.target)
     }
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield Name(node.name, node.lineno)
