@@ -197,10 +197,11 @@ def test_a_wrong_field_is_a_400_that_names_it(stack: Stack, wrong: dict[str, Any
 
 
 ANSWER_S = 20.0  # what would harm an engine is refused within seconds
+SLOW = "a schema whose grammar takes minutes"  # its time is spent before it is given up: half a minute of CPU
 HARMFUL: dict[str, dict[str, Any]] = {
     "an integer no engine message can carry": {"top_k": 2**70},
     "the same where it is nested": {"logit_bias": {"5": 2**70}},
-    "a schema whose grammar takes minutes": {"structured_outputs": {"json": {"enum": words(15_000, 5)}}},
+    SLOW: {"structured_outputs": {"json": {"enum": words(15_000, 5)}}},
     "a shape vLLM does not look at": {"structured_outputs": "x"},
     "a list where it looks for an object": {"structured_outputs": [1]},
     "a schema that refers to itself alone": {"structured_outputs": {"json": {"$ref": "#"}}},
@@ -210,7 +211,9 @@ HARMFUL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("harm", HARMFUL)
+@pytest.mark.parametrize(
+    "harm", [pytest.param(name, marks=pytest.mark.long) if name == SLOW else name for name in HARMFUL]
+)
 def test_what_would_harm_a_shared_engine_is_the_client_s_error(stack: Stack, harm: str) -> None:
     """Each of these was answered with a 500 or worse once; the model goes on serving others."""
     body = {"model": TINY, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2} | HARMFUL[harm]

@@ -161,6 +161,7 @@ def test_the_actor_killed_under_writes_loses_no_key_that_was_answered(three: Sta
     wait_until(lambda: statuses(each, made[-1]["key"]), ACTOR_BACK_S, "the last key on every router", wanted={200})
 
 
+@pytest.mark.long
 def test_a_router_that_starts_while_the_store_stands_still_knows_the_keys_of_the_others(
     three: Stack, each: list[Stack]
 ) -> None:

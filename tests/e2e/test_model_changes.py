@@ -88,6 +88,7 @@ def test_a_model_is_added_while_the_others_go_on(place: Place) -> None:
     assert [card["id"] for card in place.endpoint.get("/v1/models").json()["data"]] == [STEADY, OTHER, "added"]
 
 
+@pytest.mark.long
 def test_a_model_taken_out_finishes_what_runs_and_refuses_the_rest_by_name(place: Place) -> None:
     """Its engine stands still until the change has arrived, however long that takes on this machine."""
 
@@ -123,6 +124,7 @@ def test_a_model_taken_out_finishes_what_runs_and_refuses_the_rest_by_name(place
         assert place.endpoint.figure(metric, model=STEADY) is not None
 
 
+@pytest.mark.long
 def test_a_changed_model_is_replaced_and_what_runs_there_finishes(place: Place) -> None:
     before = place.replicas()
     stream = place.endpoint.asking(OTHER, LONG, stream=True)
@@ -169,6 +171,7 @@ def test_with_room_for_it_the_new_replica_comes_before_the_old_one_leaves(place:
     assert place.endpoint.ask(OTHER).status == 200
 
 
+@pytest.mark.long
 def test_keys_are_taken_over_without_a_restart(place: Place) -> None:
     before = place.replicas()
     keys = [{"key": KEY}, {"key": NEW_KEY, "tenant": "another", "max_class": "low", "default_class": "low"}]
@@ -181,6 +184,7 @@ def test_keys_are_taken_over_without_a_restart(place: Place) -> None:
     assert place.replicas() == before
 
 
+@pytest.mark.long
 def test_bounds_of_the_queue_and_of_requests_are_taken_over_without_a_restart(place: Place) -> None:
     before = place.replicas()
     assert place.endpoint.ask(OTHER, n=SLOTS).status == 200
@@ -199,6 +203,7 @@ def test_bounds_of_the_queue_and_of_requests_are_taken_over_without_a_restart(pl
     assert place.replicas() == before
 
 
+@pytest.mark.long
 def test_scaling_bounds_change_without_a_restart(place: Place) -> None:
     before = place.replicas()
     place.become(configured(model(OTHER, replicas={"min_replicas": 2, "max_replicas": 2}, drain_s=30.0)))
@@ -267,6 +272,7 @@ def test_the_tutorial_of_a_canary(place: Place) -> None:
     assert {place.endpoint.ran("chat", f"session-{number}") for number in range(SESSIONS)} == {new}
 
 
+@pytest.mark.long
 def test_a_replica_is_drained_by_http_and_its_requests_go_on(place: Place) -> None:
     """With URL and key alone, as from a laptop; Serve starts another replica in its place."""
     pair = configured(model(OTHER, replicas={"min_replicas": 2, "max_replicas": 2}, drain_s=30.0))
@@ -295,6 +301,7 @@ def laptop() -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
 
 
+@pytest.mark.long
 def test_batching_is_taken_over_without_a_restart_and_the_metrics_show_it(place: Place) -> None:
     before = place.replicas()
     place.become(configured(model(OTHER, batching="dynamic-32")))
@@ -312,6 +319,7 @@ def test_batching_is_taken_over_without_a_restart_and_the_metrics_show_it(place:
     assert place.replicas() == before
 
 
+@pytest.mark.long
 def test_a_broken_model_takes_nothing_from_the_others(place: Place) -> None:
     before = place.replicas()
     place.declare(configured(model(OTHER), BROKEN))
@@ -326,6 +334,7 @@ def test_a_broken_model_takes_nothing_from_the_others(place: Place) -> None:
     assert place.endpoint.ask("broken").status == 200
 
 
+@pytest.mark.long
 def test_the_same_configuration_again_does_nothing(place: Place) -> None:
     before = place.replicas()
     place.become(BASE)
@@ -343,6 +352,7 @@ def test_of_changes_that_overtake_each_other_the_last_one_counts(place: Place) -
     assert {name: ids for name, ids in place.replicas().items() if name != "third"} == before
 
 
+@pytest.mark.long
 def test_a_controller_that_dies_forgets_no_change_and_restarts_nothing(place: Place) -> None:
     changed = configured(model(OTHER, generation=7), model("added"), admission={"max_queued": 5})
     place.become(changed)
@@ -356,6 +366,7 @@ def test_a_controller_that_dies_forgets_no_change_and_restarts_nothing(place: Pl
     assert after == {name: ids for name, ids in before.items() if name != "added"}
 
 
+@pytest.mark.long
 def test_an_engine_that_loads_while_the_controller_dies_goes_on_loading(place: Place) -> None:
     place.declare(configured(model(OTHER), model("loads", simulated={"start_s": LOADING_S})))
     wait_until(lambda: place.loading("loads"), CHANGED_S, "it loads")
@@ -412,6 +423,7 @@ def test_a_configuration_that_serve_cannot_build_is_taken_back(place: Place) -> 
     assert place.replicas() == before
 
 
+@pytest.mark.long
 def test_serve_app_deploy_changes_the_running_instance(place: Place, tmp_path: Path) -> None:
     before = place.replicas()
     file = tmp_path / "my.yaml"
@@ -453,6 +465,7 @@ def test_what_has_no_place_holds_up_no_deploy_and_goes_with_its_load(place: Plac
     place.become(configured(model(OTHER, generation=1), wide))  # without the one that never had a place
 
 
+@pytest.mark.long
 def test_a_deploy_ends_under_a_load_that_wants_more_replicas_than_have_a_place(place: Place, tmp_path: Path) -> None:
     wide = model("wide", cpus_per_rank=4, replicas=QUICK, drain_s=2)  # there is a place for one
     place.become(configured(model(OTHER), wide))
@@ -469,6 +482,7 @@ def test_a_deploy_ends_under_a_load_that_wants_more_replicas_than_have_a_place(p
     assert not set(after) & set(before["wide"])
 
 
+@pytest.mark.long
 def test_a_router_that_starts_later_has_the_present_configuration(started: Place, load: Load) -> None:
     """The last of this module: what is on its way through a router that is killed is lost."""
     load.stop()

@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from serve_app.cli import top
 from serve_app.cli.endpoint import Endpoint
 from tests.e2e.half_closed import send
@@ -73,6 +75,7 @@ def test_what_was_sent_is_in_the_log_and_the_history_of_all_routers(three: Stack
     assert rows[MODEL]["first_token_p95_s"] > 0.0
 
 
+@pytest.mark.long
 def test_a_minute_s_history_agrees_with_its_requests(three: Stack) -> None:
     """By a tenant that nobody else uses here."""
     before = answers(three, "history", BATCH_KEY, step_s=86_400)["data"]
@@ -107,6 +110,7 @@ def test_what_waits_is_shown_by_the_terminal_with_its_reasons(three: Stack) -> N
     assert max(map(len, command(three, "top", "--once").splitlines())) <= 80
 
 
+@pytest.mark.long
 def test_a_killed_router_s_requests_are_found_by_all_others_and_its_end_is_an_event(three: Stack) -> None:
     begun = now()
     victim = all_routers(three)[0]

@@ -156,6 +156,7 @@ def test_zero_to_three_to_zero_to_one_without_a_failed_request(
     assert 0 in changes[1:-1]
 
 
+@pytest.mark.long
 def test_the_count_is_that_of_the_requests_there_are(three: Stack, watch: Watch, pool: ThreadPoolExecutor) -> None:
     """Three routers have a channel to each replica and ring for the first one: none of that is a request."""
     seen(watch, QUICK, is_idle, "no request")
@@ -170,6 +171,7 @@ def test_the_count_is_that_of_the_requests_there_are(three: Stack, watch: Watch,
     seen(watch, QUICK, is_idle, "no request")
 
 
+@pytest.mark.long
 def test_an_idle_replica_drains_within_three_seconds_with_three_routers(
     three: Stack, watch: Watch, pool: ThreadPoolExecutor
 ) -> None:
@@ -188,6 +190,7 @@ def test_an_idle_replica_drains_within_three_seconds_with_three_routers(
     assert min(drains) < DRAIN_S, drains
 
 
+@pytest.mark.long
 def test_a_start_that_outlasts_its_requests_goes_on_without_them(
     three: Stack, slow_answers: Future[list[requests.Response]]
 ) -> None:
@@ -198,12 +201,14 @@ def test_a_start_that_outlasts_its_requests_goes_on_without_them(
     assert answered.status_code == 200
 
 
+@pytest.mark.long
 def test_tokenizing_waits_for_the_first_replica_too(three: Stack, watch: Watch) -> None:
     seen(watch, QUICK, at(0), "no replica")
     answer = three.post("/tokenize", {"model": QUICK, "prompt": "two words"})
     assert (answer.status_code, answer.json()["count"]) == (200, 2)
 
 
+@pytest.mark.long
 def test_a_killed_routers_requests_stop_counting(three: Stack, watch: Watch, pool: ThreadPoolExecutor) -> None:
     """Streams that it had begun are cut off; whole answers come from another router. What it had in its line and on
     engines is nobody's any more, and the others' goes on."""
@@ -233,6 +238,7 @@ def explained(looks: list[Look]) -> set[str]:
     return {look.why for look in looks}
 
 
+@pytest.mark.long
 def test_status_says_why(watch: Watch) -> None:
     reasons = " | ".join(explained(watch.looks(QUICK)))
     for words in ("wanted; up after 0.5 s", "down after 1 s", "max_replicas is 3", "nothing waits"):

@@ -52,6 +52,7 @@ def test_text_to_tokenize_is_bounded_by_the_models_length(stack: Stack) -> None:
     assert beyond.json()["error"]["param"] == "prompt"
 
 
+@pytest.mark.long
 def test_an_answer_of_megabytes_arrives_and_breaks_no_other_stream(
     stack: Stack, observer: Observer, batch_key: str
 ) -> None:

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from serve_app.cli import logs
@@ -105,6 +106,7 @@ def anywhere(stack: Stack, *arguments: str, status: tuple[int, ...] = (0,)) -> s
     return done.stdout
 
 
+@pytest.mark.long
 def test_status_and_quota_answer_by_http_while_the_head_is_loaded(stack: Stack) -> None:
     """With more busy processes than cores and a full queue, every question is answered, and none goes to Ray."""
     with contextlib.ExitStack() as left:
@@ -139,6 +141,7 @@ def busy() -> Iterator[None]:
             process.kill()
 
 
+@pytest.mark.long
 def test_a_driver_that_follows_what_runs_sees_it_and_changes_nothing(stack: Stack) -> None:
     if stack.cluster is None:
         missing("the external stack is no instance of this machine")
@@ -151,6 +154,7 @@ def test_a_driver_that_follows_what_runs_sees_it_and_changes_nothing(stack: Stac
     assert [line for line in run(stack, "status").splitlines() if line.startswith("replica")] == replicas
 
 
+@pytest.mark.long
 def test_the_logs_of_an_engine_tell_the_phases_of_its_start(stack: Stack) -> None:
     from_files = run(stack, "logs", TINY, "--lines", "1000")
     (ready,) = (line for line in from_files.splitlines() if f"Engine of model {TINY} is ready after" in line)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.e2e.observe import FILL_S, IDLE_S, Observer
@@ -129,6 +130,7 @@ def test_no_router_grants_a_lower_class_while_a_higher_one_has_waited_for_an_exc
     assert rank_gap(found, "high", "low") > SIGMAS
 
 
+@pytest.mark.long
 def test_groups_of_equal_class_are_served_alike(three: Stack) -> None:
     """The control: the same class by other words, in a drawn order; the measure is the one that tells high from low."""
     plan: list[tuple[str, dict[str, Any]]] = [("word", {"priority": "normal"}), ("tier", {"service_tier": "default"})]
@@ -156,6 +158,7 @@ class Ends:
         return max((after - before for before, after in itertools.pairwise(sorted(self.at))), default=0.0)
 
 
+@pytest.mark.long
 def test_a_router_killed_with_requests_in_queue_costs_the_others_nothing_and_leaves_nothing(three: Stack) -> None:
     first, second, victim = all_routers(three)
     pid = process(three, victim)

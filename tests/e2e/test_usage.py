@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.e2e.stack import BATCH_KEY, REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import WIDE, all_routers, process
@@ -97,6 +98,7 @@ def test_the_use_of_all_routers_is_the_sum_of_the_answers_own_usage(three: Stack
     assert other.status_code == 403
 
 
+@pytest.mark.long
 def test_of_a_killed_router_every_answer_counts_and_what_was_cut_is_unsettled(three: Stack) -> None:
     before = stored(three)
     first, second, victim = all_routers(three)
