@@ -59,7 +59,7 @@ serve: setup ## serve a model here, in the foreground, until Ctrl-C
 check: lint ## the checks, the rules of the house and the pure cores, for every commit (2 minutes on 2 cores)
 	@exec $(BIN)/python -m pytest -m 'not long' $(CHECKED) $(TEST_PROCESSES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
-test: lint ## the checks and the default tests, in two processes (30 to 40 minutes on 2 cores)
+test: lint ## the checks and the default tests, in two processes (half an hour on 2 cores)
 	@exec $(BIN)/python -m pytest -m 'not long' $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
 test-long: lint ## all tests, the long ones too
