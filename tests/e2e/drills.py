@@ -214,14 +214,18 @@ class Fault:
         assert event is not None
         return event
 
-    def alerts(self, **labels: str) -> None:
-        """Its alert has fired with these labels since the fault, however short the fault was."""
+    def alerts(self, *, meanwhile: Callable[[], object] = lambda: None, **labels: str) -> None:
+        """Its alert has fired with these labels since the fault. `meanwhile`: done before each look, so that the fault
+        lasts until a scrape has seen it."""
         wanted = {"alertname": self.drill.alert, **labels}
 
         def fired() -> list[dict[str, str]]:
             return self.stage.all_firing(int(time.time() - self._begun_at))
 
-        look = lambda: any(wanted.items() <= found.items() for found in fired())  # noqa: E731
+        def look() -> bool:
+            meanwhile()
+            return any(wanted.items() <= found.items() for found in fired())
+
         wait_until(look, SHOWN_S, f"{self.drill.alert} fires", seen=fired, poll_s=TRY_S)
 
     def is_over(self, look: Callable[[State], object], goal: str) -> None:
