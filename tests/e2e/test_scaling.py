@@ -246,6 +246,7 @@ def test_status_says_why(watch: Watch) -> None:
     assert first(watch.looks(SLOW), 0.0, lambda look: "the first replica starts" in look.why) is not None
 
 
+@pytest.mark.long
 def test_a_scrape_has_how_many_replicas_each_model_is_to_have_and_why(three: Stack, watch: Watch) -> None:
     """tests/e2e/test_scrape.py looks at the same through a real Prometheus, without a model that scales."""
     for model in (QUICK, SLOW):
