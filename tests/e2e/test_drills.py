@@ -267,20 +267,16 @@ def test_records_that_a_full_disk_loses_are_shown_until_it_takes_them(stage: Sta
 def next_standing_still(stage: Stage, known: set[int]) -> Iterator[Callable[[], None]]:
     """Whoever calls what it gives stops the routers that are started in the block, until its end: one starts within
     seconds, and between two scrapes nobody would have missed the other."""
-    held: set[int] = set()
+    seen = set(known)
+    with contextlib.ExitStack() as still:
 
-    def hold() -> None:
-        for pid in {*stage.place.processes(ROUTER)} - known - held:
-            with unless_gone():
-                os.kill(pid, signal.SIGSTOP)
-            held.add(pid)
+        def hold() -> None:
+            for pid in {*stage.place.processes(ROUTER)} - seen:
+                with unless_gone():
+                    still.enter_context(standing_still(pid))
+                seen.add(pid)
 
-    try:
         yield hold
-    finally:
-        for pid in held:
-            with unless_gone():
-                os.kill(pid, signal.SIGCONT)
 
 
 def routers(state: dict[str, Any]) -> dict[str, str]:
