@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 from collections.abc import Generator, Iterable
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -61,11 +62,23 @@ RULES = tuple(
 SHARED_STACKS = {"stack", "three", "changing"}
 END_TO_END = "tests/e2e/"
 CLUSTER = "tests/cluster/"
+LANES = 3  # with so many processes the first has the stacks and the others all else
+BETWEEN = "tests/transport/"  # its files come between two stacks
+FILES_NICE = 10  # of the others: a stack that waits for the machine holds up the run, a file does not
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: too slow for `make test`; `make test-long` runs it")
     time_limit.pytest_configure(config)
+    process, processes = process_of(config)
+    if processes >= LANES and process:
+        os.nice(FILES_NICE)
+
+
+def process_of(config: pytest.Config) -> tuple[int, int]:
+    """The number of this process among those that run tests, and how many there are."""
+    worker = getattr(config, "workerinput", None)
+    return (0, 1) if worker is None else (int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -133,15 +146,16 @@ def group_of(nodeid: str) -> str:
     return next((stack or file for stack, modules in STACKS.items() if module in modules), "stack")
 
 
-def next_group(waiting: Iterable[str], last: str | None, other_has_stack: bool = False) -> str:
-    """The group that a process takes after its last one. Those that start processes take longest and go first, so that
-    no process waits at the end for the last of them. Two with a stack never follow each other: pytest takes one down
-    with the first test outside of tests/e2e. Nor do two run beside each other: an idle stack takes a sixth of two
-    cores, and two that work would wait for each other, where a file fills what a stack leaves."""
+def next_group(waiting: Iterable[str], last: str | None) -> str | None:
+    """The group that a process takes after its last one; None: there is none.
+
+    What starts processes takes longest and goes first. Two with a stack never follow each other: pytest takes one down
+    with the first test outside of tests/e2e.
+    """
     groups = list(waiting)
-    wants_file = other_has_stack or (last is not None and _has_stack(last))
+    wants_file = last is not None and _has_stack(last)
     wanted = [group for group in groups if _is_file(group) == wants_file]
-    return (wanted or groups)[0]
+    return next(iter(wanted or groups), None)
 
 
 def _has_stack(group: str) -> bool:
@@ -153,21 +167,54 @@ def _is_file(group: str) -> bool:
     return group.endswith(".py") and not group.startswith(END_TO_END)
 
 
+def collects(process: int, processes: int, path: str) -> bool:
+    """Whether a process collects this file, relative to the project.
+
+    With three processes or more the first has all that starts a stack, and a few files that come between two stacks;
+    the others have all files. An idle stack takes a sixth of two cores, so one at a time is enough, and files fill what
+    it leaves. To collect what another one runs would take a process a minute.
+    """
+    if processes < LANES or not path.endswith(".py"):
+        return True
+    has_stack = path.startswith((END_TO_END, CLUSTER))
+    return has_stack or path.startswith(BETWEEN) if process == 0 else not has_stack
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not collection_path.is_relative_to(config.rootpath / "tests"):
+        return None
+    return None if collects(*process_of(config), str(collection_path.relative_to(config.rootpath))) else True
+
+
 class GroupScheduling(LoadScopeScheduling):
-    """How `make test` shares the tests out to its processes (pytest-xdist). Of groups that `next_group` treats alike,
-    that with the most tests goes first."""
+    """How `make test` shares the tests out to its processes (pytest-xdist), each of which may have collected a part.
+    Of groups that `next_group` treats alike, that with the most tests goes first."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        last = next(reversed(self.assigned_work[node]), None)
-        others = [work for other, work in self.assigned_work.items() if other is not node]
-        other_has_stack = any(
-            not (_is_file(group) or all(done.values())) for work in others for group, done in work.items()
-        )
-        self.workqueue.move_to_end(next_group(self.workqueue, last, other_has_stack), last=False)
-        super()._assign_work_unit(node)
+    def schedule(self) -> None:
+        if self.collection is None:
+            every = self.registered_collections.values()
+            self.collection = list(dict.fromkeys(nodeid for collected in every for nodeid in collected))
+            groups: dict[str, dict[str, bool]] = {}
+            for nodeid in self.collection:
+                groups.setdefault(group_of(nodeid), {})[nodeid] = False
+            self.workqueue.update(sorted(groups.items(), key=lambda group: -len(group[1])))
+            self._collected = {node: set(collected) for node, collected in self.registered_collections.items()}
+        for node in self.nodes:
+            self._reschedule(node)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """A process runs a test once it has the next one, or knows that there is none."""
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= 2:
+            own = [group for group, tests in self.workqueue.items() if self._collected[node].issuperset(tests)]
+            group = next_group(own, next(reversed(self.assigned_work[node]), None))
+            if group is None:
+                node.shutdown()
+            else:
+                self.workqueue.move_to_end(group, last=False)
+                self._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:

@@ -1,7 +1,7 @@
 """The `conftest.py` of vLLM's tests when they run against our endpoint: their server is ours.
 
 It is copied beside them and runs in their pytest, in a process of its own. `SERVE_APP_REFERENCE` is a JSON object:
-`url` of the endpoint and `report`, the file that gets a line of JSON for each test.
+`url` of the endpoint, `report`, the file that gets a line of JSON for each test, and `sound`, a recording.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    import vllm.assets.audio as recordings
     import vllm.model_executor.model_loader.weight_utils as weight_utils
     import vllm.transformers_utils.repo_utils as hub
 
@@ -54,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # What fixtures fetch from the hub: LoRA adapters, whose tests are exceptions, and models, which are folders here.
     hub.hf_api = lambda: types.SimpleNamespace(snapshot_download=lambda *_, **__: "/no-adapter")
     weight_utils.download_weights_from_hf = lambda model, **_: model
+    recordings.AudioAsset.get_local_path = lambda self: Path(GIVEN["sound"])  # it would be fetched from the internet
     utils.RemoteVLLMServer.__init__ = _connect
     utils.RemoteVLLMServer._shutdown = lambda self: None
 
