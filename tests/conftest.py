@@ -60,11 +60,12 @@ RULES = tuple(
     for name in ("house", "suite_rules", "words", "imports", "log_lines", "dependencies", "packaging")
 )
 SHARED_STACKS = {"stack", "three", "changing"}
+ENGINES = {"continuations", "attacks"}  # one engine of vLLM alone, without Ray
 END_TO_END = "tests/e2e/"
 CLUSTER = "tests/cluster/"
 LANES = 3  # with so many processes the first has the stacks and the others all else
 BETWEEN = "tests/transport/"  # its files come between two stacks
-FILES_NICE = 10  # of the others: a stack that waits for the machine holds up the run, a file does not
+FILES_NICE = 5  # of the others: a stack that waits for the machine holds up the run, a file does not
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -163,20 +164,20 @@ def _has_stack(group: str) -> bool:
 
 
 def _is_file(group: str) -> bool:
-    """Whether the group is a file of tests that are not end to end."""
-    return group.endswith(".py") and not group.startswith(END_TO_END)
+    """Whether the group needs no stack: a file of tests that are not end to end, or tests of an engine alone."""
+    return group in ENGINES or (group.endswith(".py") and not group.startswith(END_TO_END))
 
 
 def collects(process: int, processes: int, path: str) -> bool:
     """Whether a process collects this file, relative to the project.
 
     With three processes or more the first has all that starts a stack, and a few files that come between two stacks;
-    the others have all files. An idle stack takes a sixth of two cores, so one at a time is enough, and files fill what
+    the others have all else. An idle stack takes a sixth of two cores, so one at a time is enough, and files fill what
     it leaves. To collect what another one runs would take a process a minute.
     """
     if processes < LANES or not path.endswith(".py"):
         return True
-    has_stack = path.startswith((END_TO_END, CLUSTER))
+    has_stack = path.startswith((END_TO_END, CLUSTER)) and group_of(path) not in ENGINES
     return has_stack or path.startswith(BETWEEN) if process == 0 else not has_stack
 
 

@@ -61,13 +61,21 @@ def test_without_a_file_left_the_next_stack_is_taken_all_the_same() -> None:
     assert next_group(["tests/http/test_a.py"], "cluster") == "tests/http/test_a.py"
 
 
-@pytest.mark.parametrize("path", ["tests/e2e/test_keys.py", "tests/cluster/test_drain.py", "tests/http/test_a.py"])
-def test_every_file_is_collected_by_a_process_and_what_has_a_stack_by_one(path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "has_stack"),
+    [
+        ("tests/e2e/test_keys.py", True),
+        ("tests/e2e/test_preemption.py", False),
+        ("tests/cluster/test_drain.py", True),
+        ("tests/http/test_a.py", False),
+    ],
+)
+def test_every_file_is_collected_by_a_process_and_what_has_a_stack_by_one(path: str, has_stack: bool) -> None:
     for processes in (1, 2):
         assert all(collects(process, processes, path) for process in range(processes))
     for processes in (3, 4):
         collecting = [process for process in range(processes) if collects(process, processes, path)]
-        assert collecting == ([*range(1, processes)] if path.startswith("tests/http") else [0])
+        assert collecting == ([0] if has_stack else [*range(1, processes)])
 
 
 def test_the_first_of_three_processes_has_files_to_take_between_two_stacks() -> None:

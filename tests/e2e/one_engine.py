@@ -27,6 +27,7 @@ from serve_app.engine.deployment import make_backend
 from serve_app.settings.settings import ModelSettings
 from serve_app.transport import EngineBackend, Submit
 from serve_app.types import Operation
+from tests.waiting import patient
 
 ENGINE_S = 600.0  # beside the shared engine on two cores a start takes minutes, seconds elsewhere
 VLLM_VARIABLES = ("VLLM_", "OMP_", "KMP_")  # the caller's own must not decide about the engine
@@ -45,7 +46,7 @@ def run_module(module: str, reported: str = "") -> dict[str, Any]:
         input=reported,
         capture_output=True,
         text=True,
-        timeout=ENGINE_S,
+        timeout=patient(ENGINE_S),
         env=environment,
         check=False,
     )
