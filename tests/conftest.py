@@ -63,7 +63,8 @@ SHARED_STACKS = {"stack", "three", "changing"}
 ENGINES = {"continuations", "attacks"}  # one engine of vLLM alone, without Ray
 END_TO_END = "tests/e2e/"
 CLUSTER = "tests/cluster/"
-LANES = 3  # with so many processes the first has the stacks and the others all else
+LANES = 3  # with so many processes the first has the stacks and the others files
+FIRST = "gw0"
 BETWEEN = "tests/transport/"  # its files come between two stacks
 FILES_NICE = 5  # of the others: a stack that waits for the machine holds up the run, a file does not
 
@@ -147,14 +148,14 @@ def group_of(nodeid: str) -> str:
     return next((stack or file for stack, modules in STACKS.items() if module in modules), "stack")
 
 
-def next_group(waiting: Iterable[str], last: str | None) -> str | None:
+def next_group(waiting: Iterable[str], last: str | None, *, files_first: bool = False) -> str | None:
     """The group that a process takes after its last one; None: there is none.
 
-    What starts processes takes longest and goes first. Two with a stack never follow each other: pytest takes one down
-    with the first test outside of tests/e2e.
+    What starts a stack takes longest and goes first, or last in a process that has `files_first`. Two with a stack
+    never follow each other, where there is a file: pytest takes one down with the first test outside of tests/e2e.
     """
     groups = list(waiting)
-    wants_file = last is not None and _has_stack(last)
+    wants_file = files_first or (last is not None and _has_stack(last))
     wanted = [group for group in groups if _is_file(group) == wants_file]
     return next(iter(wanted or groups), None)
 
@@ -171,14 +172,17 @@ def _is_file(group: str) -> bool:
 def collects(process: int, processes: int, path: str) -> bool:
     """Whether a process collects this file, relative to the project.
 
-    With three processes or more the first has all that starts a stack, and a few files that come between two stacks;
-    the others have all else. An idle stack takes a sixth of two cores, so one at a time is enough, and files fill what
-    it leaves. To collect what another one runs would take a process a minute.
+    With three processes or more, the first has all that starts a stack, and a few files that come between two stacks.
+    The second has files, and when there are none left it helps with stacks that no other group shares. The others have
+    files. So there is one stack at a time while there are files: an idle one takes a sixth of two cores, and files fill
+    what it leaves. To collect what another one runs would take a process a minute.
     """
+    group = group_of(path)
     if processes < LANES or not path.endswith(".py"):
         return True
-    has_stack = path.startswith((END_TO_END, CLUSTER)) and group_of(path) not in ENGINES
-    return has_stack or path.startswith(BETWEEN) if process == 0 else not has_stack
+    if process == 0:
+        return not _is_file(group) or path.startswith(BETWEEN)
+    return _is_file(group) or (process == 1 and group not in SHARED_STACKS)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -210,7 +214,8 @@ class GroupScheduling(LoadScopeScheduling):
         """A process runs a test once it has the next one, or knows that there is none."""
         while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= 2:
             own = [group for group, tests in self.workqueue.items() if self._collected[node].issuperset(tests)]
-            group = next_group(own, next(reversed(self.assigned_work[node]), None))
+            last = next(reversed(self.assigned_work[node]), None)
+            group = next_group(own, last, files_first=self.numnodes >= LANES and node.gateway.id != FIRST)
             if group is None:
                 node.shutdown()
             else:

@@ -61,21 +61,27 @@ def test_without_a_file_left_the_next_stack_is_taken_all_the_same() -> None:
     assert next_group(["tests/http/test_a.py"], "cluster") == "tests/http/test_a.py"
 
 
+def test_a_process_for_files_takes_a_stack_when_there_are_none_left() -> None:
+    assert next_group(QUEUE, None, files_first=True) == "tests/http/test_a.py"
+    assert next_group(["cluster"], "tests/http/test_a.py", files_first=True) == "cluster"
+
+
 @pytest.mark.parametrize(
-    ("path", "has_stack"),
+    ("path", "collecting"),
     [
-        ("tests/e2e/test_keys.py", True),
-        ("tests/e2e/test_preemption.py", False),
-        ("tests/cluster/test_drain.py", True),
-        ("tests/http/test_a.py", False),
+        ("tests/e2e/test_keys.py", [0]),
+        ("tests/e2e/test_chaos.py", [0, 1]),
+        ("tests/e2e/test_preemption.py", [1, 2, 3]),
+        ("tests/cluster/test_drain.py", [0, 1]),
+        ("tests/http/test_a.py", [1, 2, 3]),
     ],
 )
-def test_every_file_is_collected_by_a_process_and_what_has_a_stack_by_one(path: str, has_stack: bool) -> None:
+def test_every_file_is_collected_where_it_may_run(path: str, collecting: list[int]) -> None:
     for processes in (1, 2):
         assert all(collects(process, processes, path) for process in range(processes))
     for processes in (3, 4):
-        collecting = [process for process in range(processes) if collects(process, processes, path)]
-        assert collecting == ([0] if has_stack else [*range(1, processes)])
+        found = [process for process in range(processes) if collects(process, processes, path)]
+        assert found == [process for process in collecting if process < processes]
 
 
 def test_the_first_of_three_processes_has_files_to_take_between_two_stacks() -> None:
@@ -111,5 +117,5 @@ def test_three_processes_run_every_test_once_and_the_first_has_the_stacks(tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
     assert sorted(ran) == ["test_a", "test_b", "test_c", "test_chaos", "test_keys"]
-    assert {name for name, process in ran.items() if process == "gw0"} >= {"test_chaos", "test_keys"}
+    assert ran["test_keys"] == "gw0"
     assert {ran["test_b"], ran["test_c"]} <= {"gw1", "gw2"}
