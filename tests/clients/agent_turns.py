@@ -18,8 +18,8 @@ import secrets
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def environment(home: Path, node_folder: Path) -> dict[str, str]:
 def turn_of(agent: Agent, target: stack.Stack, node_folder: Path) -> str | None:
     """What went wrong in one turn of an agent; None: nothing."""
     word = secrets.token_hex(8)
-    began = time.time()
+    began = datetime.now(UTC)
     settings = block_of(agent.block).replace("http://127.0.0.1:8000", target.base_url)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder, "home")
@@ -122,12 +122,13 @@ def turn_of(agent: Agent, target: stack.Stack, node_folder: Path) -> str | None:
     return _sessions_fault(target, began)
 
 
-def _sessions_fault(target: stack.Stack, since: float) -> str | None:
+def _sessions_fault(target: stack.Stack, since: datetime) -> str | None:
     """What is wrong with the sessions of the requests since then."""
 
     def sessions() -> list[Any]:
-        found = target.get("/admin/requests", params={"since": since, "limit": 100}).json()
-        return [record.get("session_id") for record in found["data"] if record["model"] == MODEL]
+        answer = target.get("/admin/requests", params={"since": since.isoformat(), "limit": 100})
+        answer.raise_for_status()
+        return [record.get("session_id") for record in answer.json()["data"] if record["model"] == MODEL]
 
     wait_until(lambda: len(sessions()) >= 2, RECORDED_S, "records of two requests")
     names = set(sessions())

@@ -29,7 +29,7 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
 # Its fixtures are for other tests and import what is not installed here.
 NOT_UNPACKED = frozenset({"tests/conftest.py"})
 MODEL_ID = re.compile(
-    r"""(?:\bMODEL(?:_NAME)?\s*=|\bmodel_name\s*=|RemoteOpenAIServer\(|params=\[)\s*"([\w.-]+/[\w.-]+)\""""
+    r"""(?:\bMODEL(?:_NAME)?\s*=|\bmodel_name\s*=|RemoteOpenAIServer\(|params=\[|\bMODELS\b[^=\n]*=\s*\[\s*\()\s*"([\w.-]+/[\w.-]+)\""""
 )
 
 

@@ -11,7 +11,15 @@ import pytest
 
 from tests.reference import sources
 
-MODULE = 'MODEL_NAME = "Qwen/Qwen3-0.6B"\nROWS = ["Qwen/Qwen3-0.6B", "other/name"]\n@fixture(params=["a/b", "c/d"])\n'
+MODULE = """
+MODEL_NAME = "Qwen/Qwen3-0.6B"
+ROWS = ["Qwen/Qwen3-0.6B", "other/name"]
+@fixture(params=["a/b", "c/d"])
+MODELS: list = [
+    ("e/f", []),
+    ("g/h", []),
+]
+"""
 
 
 @pytest.fixture
@@ -36,7 +44,10 @@ def test_only_tests_are_unpacked_with_the_name_of_our_model(archive: Path, tmp_p
     sources.unpack(archive, tmp_path / "out", {"test_a.py": "tiny"})
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert [file.name for file in files] == ["test_a.py"]
-    assert files[0].read_text() == MODULE.replace("Qwen/Qwen3-0.6B", "tiny").replace("a/b", "tiny")
+    renamed = MODULE
+    for name in ("Qwen/Qwen3-0.6B", "a/b", "e/f"):
+        renamed = renamed.replace(name, "tiny")
+    assert files[0].read_text() == renamed
     assert sources.files_with_servers(tmp_path / "out") == []
 
 

@@ -46,6 +46,7 @@ def config(target: Path, names: Sequence[str]) -> dict[str, object]:
         "models": [own for name, own in models(target).items() if name in names],
         "routes": [{"name": SERVED_NAME, "targets": [{"model": names[0]}]}],
         "responses": {"store_by_default": True},
+        "batch": {"workers": 1},  # which runs responses in the background
         "auth": {"keys": [{"key": stacks.PEOPLE_KEY, "admin": True}, *operators, *keys[1:]]},
     }
 
