@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,16 @@ def test_a_whole_text_ends_a_stream_and_none_follows_an_error() -> None:
     failed = events(DELTA, ERROR, DONE)
     assert failed.endswith(ERROR + DONE)
     assert "transcript.text.done" not in failed
+
+
+def test_a_client_of_vllm_reads_the_text_from_the_first_choice_of_every_event() -> None:
+    usage = '"usage":{"total_tokens":3}'
+    counted = DELTA.replace('{"choices"', f'{{{usage},"choices"', 1)
+    *made, done, nothing = events(counted, DONE).split("\n\n")
+    chunks = [json.loads(event.removeprefix("data: ")) for event in made]
+    assert (f"{done}\n\n", nothing) == (DONE, "")
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "a"
+    assert all(chunk["usage"]["total_tokens"] == 3 for chunk in chunks)
 
 
 @pytest.mark.parametrize("tokens", [(END,), (END, END), ()])

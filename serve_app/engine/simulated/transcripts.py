@@ -64,9 +64,9 @@ class TranscriptWriter:
     def end(self, usage: dict[str, int] | None) -> bytes:
         """The end of the stream, with `usage` if the client requested it."""
         counted = b"" if usage is None else _event(self._fields | {"choices": [], "usage": usage})
-        return (
-            counted + _event({"type": "transcript.text.done", "text": self._text, "choices": []}) + b"data: [DONE]\n\n"
-        )
+        nothing = {"choices": [{"delta": {"content": ""}}]}
+        done = _event({"type": "transcript.text.done", "text": self._text} | nothing)
+        return counted + done + b"data: [DONE]\n\n"
 
     def document(self, choices: Sequence[SimulatedChoice], usage: dict[str, int]) -> bytes:
         """The whole answer, in the format that was asked for."""

@@ -129,20 +129,24 @@ async def _prepared(
 
 
 async def _openai_events(events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-    """vLLM's events with the fields of OpenAI's beside its own: a text that is added, and the whole text at the end."""
+    """vLLM's events with the fields of OpenAI's beside its own: a text that is added, and the whole text at the end. To
+    a client of vLLM the last event is one more that adds nothing."""
     whole = ""
     has_failed = False
+    last: dict[str, Any] = {"choices": [{"delta": {"content": ""}}]}
     try:
         async for text in events:
             has_failed = has_failed or text.startswith(ERROR_EVENT)
             if has_failed or not text.startswith(_DATA):
                 yield text
             elif text.startswith(_DONE):
-                yield _event({"type": "transcript.text.done", _TEXT: whole, "choices": []}) + text
+                yield _event({"type": "transcript.text.done", _TEXT: whole} | last) + text
             else:
                 body = msgspec.json.decode(text.removeprefix(_DATA))
                 added = "".join(choice["delta"].get("content") or "" for choice in body["choices"])
                 whole += added
+                if body["choices"] and "usage" in body:  # as each event has where that is asked for
+                    last["usage"] = body["usage"]
                 yield _event({"type": "transcript.text.delta", "delta": added} | body)
     finally:
         await events.aclose()
