@@ -25,6 +25,7 @@ from serve_app.errors import (
     Unavailable,
 )
 from serve_app.http import CallKind
+from tests.effort import examples
 from tests.fakes.map_calls import FakeServer, Outcome, Prompts, collect, numbered
 from tests.fakes.virtual_time import run_in_virtual_time
 
@@ -255,7 +256,7 @@ def test_a_wrong_argument_is_an_error_before_anything_is_sent(
         FakeServer().map(prompts, **options)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(0, 60),

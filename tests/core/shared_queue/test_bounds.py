@@ -12,6 +12,7 @@ from serve_app.core.shared_queue.delivery import ARRIVAL_WINDOW, BATCH, WINDOW
 from serve_app.core.shared_queue.messages import StatusRequest, TokenProgress
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, Message, World
+from tests.effort import effort
 
 NORMAL = RequestClass.NORMAL
 HIGH = RequestClass.HIGH
@@ -35,8 +36,8 @@ def serve_all(world: World, rounds: int) -> None:
             return
 
 
-@pytest.mark.parametrize("span_s", [6.0, pytest.param(60.0, marks=pytest.mark.long)])
-def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None:
+def test_2000_running_at_50_tokens_a_second_reset_nothing() -> None:
+    span_s = effort(6.0, 60.0)
     running = 2000
     # the queue grants each of them
     world = World({"e": (running, 10**6)}, 1, QueuePolicy(max_queued=0, max_wait_s=60.0))
