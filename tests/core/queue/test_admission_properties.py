@@ -394,7 +394,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert seen == self.reference.served
 
 
-HISTORIES = effort(15, 1000)  # each is 40 events, after each of which everything is compared
+HISTORIES = effort(8, 1000)  # each is 40 events, after each of which everything is compared
 
 
 def test_admission_equals_the_reference_in_any_order_of_events() -> None:
