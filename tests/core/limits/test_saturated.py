@@ -11,7 +11,7 @@ from serve_app.core.limits import Charged, Kind, LimitDecision, Limits
 from tests.core.limits.stream_world import StreamWorld
 from tests.effort import effort
 
-SPAN_S = effort(60.0, 120.0)  # of what is allowed in a minute, after a first one that the buckets hold
+SPAN_S = 120.0  # two minutes of what is allowed in a minute, after a first one that the buckets hold
 SCOPE = "key:a"
 BOTH = Limits(requests_per_minute=300, tokens_per_minute=30_000, max_concurrent=40)
 TOKENS = Limits(tokens_per_minute=30_000)
@@ -67,17 +67,18 @@ def unused_share(manner: str, limits: Limits, *, refunded: float = 0.0, per_s: f
     return min(unused)
 
 
+# of requests; where half are refunded, as many are not
+REFUNDED = [pytest.param(0.0, marks=pytest.mark.long), 0.5]
 MANNERS = ["leave", "obey", pytest.param("again", marks=pytest.mark.long), "wait"]  # who comes again at once asks most
 
 
-@pytest.mark.parametrize("refunded", [0.0, 0.5])
+@pytest.mark.parametrize("refunded", REFUNDED)
 @pytest.mark.parametrize("manner", MANNERS)
 def test_at_most_a_fiftieth_of_what_is_allowed_is_left_unused(manner: str, refunded: float) -> None:
     assert unused_share(manner, TOKENS, refunded=refunded) <= 0.02
 
 
-# 0.0: among those of which half are refunded are as many that are not
-@pytest.mark.parametrize("refunded", [pytest.param(0.0, marks=pytest.mark.long), 0.5])
+@pytest.mark.parametrize("refunded", REFUNDED)
 @pytest.mark.parametrize("manner", MANNERS)
 def test_the_same_with_several_limits_that_are_tight_at_once(manner: str, refunded: float) -> None:
     assert unused_share(manner, BOTH, refunded=refunded) <= 0.02
