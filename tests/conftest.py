@@ -9,18 +9,13 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from serve_app.system.events import EventHandler
 from serve_app.system.log_format import SERVE_LOGGER
-from tests import time_limit
-
-# How long an example takes says how busy the machine is: nothing is measured in a unit test.
-hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("ours")
+from tests import effort, time_limit
 
 # What starts processes depends on a machine that others load, too. CI gives such a test a second attempt and names it
 # in its summary (RERUN), with the first attempt's error; whoever develops gets none. Pure code never gets one.
@@ -71,6 +66,7 @@ FILES_NICE = 5  # of the others: a stack that waits for the machine holds up the
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: too slow for `make test`; `make test-long` runs it")
+    effort.pytest_configure(config)
     time_limit.pytest_configure(config)
     process, processes = process_of(config)
     if processes >= LANES and process:
@@ -85,11 +81,13 @@ def process_of(config: pytest.Config) -> tuple[int, int]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Without a quarter of its time, which is that of Python's garbage collector: what is imported stays."""
+    """Without Python's garbage collector, a quarter of its time: what is imported stays. Nor do later collections look
+    at it: each of them would take seconds, and in a run of all tests there are dozens."""
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 

@@ -58,19 +58,35 @@ def power(noise: Sequence[float], shift: float, size: int, alpha: float, rng: np
     """The probability that the test finds a shift at level `alpha` with `size` values a sample, whose scatter is that
     of `noise`: by drawing from it with replacement."""
     drawn = rng.choice(np.asarray(noise, dtype=np.float64), (POWER_DRAWS, 2, size))
-    found = sum(_test(one, other + shift)[1] < alpha for one, other in drawn)
-    return found / POWER_DRAWS
+    _, found = _tests(drawn[:, 0], drawn[:, 1] + shift)
+    return float(np.mean(found < alpha))
 
 
 def _test(first: Values, second: Values) -> tuple[float, float]:
     """`auc` and `p` of a comparison."""
-    n = len(first)
-    m = len(second)
-    _, inverse, counts = np.unique(np.concatenate([first, second]), return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    u = float(ranks[n:].sum()) - m * (m + 1) / 2
+    aucs, found = _tests(first[np.newaxis], second[np.newaxis])
+    return float(aucs[0]), float(found[0])
+
+
+def _tests(firsts: Values, seconds: Values) -> tuple[Values, Values]:
+    """`auc` and `p` of many comparisons, one a row: in one pass, as a power takes thousands."""
+    n = firsts.shape[1]
+    m = seconds.shape[1]
     total = n + m
-    ties = float((counts**3 - counts).sum()) / (total * (total - 1)) if total > 1 else 0.0
-    deviation = math.sqrt(max(0.0, n * m / 12 * (total + 1 - ties)))
-    off = max(0.0, abs(u - n * m / 2) - 0.5)  # the continuity correction
-    return u / (n * m), math.erfc(off / deviation / math.sqrt(2)) if deviation else 1.0
+    values = np.concatenate([firsts, seconds], axis=1)
+    order = np.argsort(values, axis=1)
+    ordered = np.take_along_axis(values, order, axis=1)
+    places = np.arange(total)
+    begins = np.concatenate([np.full((len(values), 1), True), ordered[:, 1:] != ordered[:, :-1]], axis=1)
+    ends = np.concatenate([begins[:, 1:], np.full((len(values), 1), True)], axis=1)
+    start = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+    end = np.minimum.accumulate(np.where(ends, places, total)[:, ::-1], axis=1)[:, ::-1]
+    ranks = (start + end) / 2 + 1  # equal values share the mean of theirs
+    u = np.where(order >= n, ranks, 0.0).sum(axis=1) - m * (m + 1) / 2
+    ties = ((end - start + 1.0) ** 2 - 1).sum(axis=1) / (total * (total - 1)) if total > 1 else np.zeros(len(values))
+    deviations = np.sqrt(np.maximum(0.0, n * m / 12 * (total + 1 - ties)))
+    off = np.maximum(0.0, np.abs(u - n * m / 2) - 0.5)  # the continuity correction
+    found = [
+        math.erfc(o / d / math.sqrt(2)) if d else 1.0 for o, d in zip(off.tolist(), deviations.tolist(), strict=True)
+    ]
+    return u / (n * m), np.asarray(found)

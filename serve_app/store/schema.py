@@ -6,6 +6,7 @@ changes nothing. Migrations only add, so that the release before goes on with ta
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from pathlib import Path
@@ -29,16 +30,23 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
     with ALEMBIC, engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK})
-        config = _config(connection)
         found = MigrationContext.configure(connection).get_current_revision()
-        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-        if found is None or found in known:
-            command.upgrade(config, revision)
+        newest, *older = _revisions()
+        if found == newest:
+            return
+        if found is None or found in older:
+            command.upgrade(_config(connection), revision)
         else:
             logger.info("Store has tables of a newer release (revision %s), which are used as they are", found)
 
 
-def _config(connection: Connection) -> Config:
+@functools.cache
+def _revisions() -> tuple[str, ...]:
+    """Of this release, the newest first."""
+    return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
+
+
+def _config(connection: Connection | None = None) -> Config:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection

@@ -18,6 +18,7 @@ from serve_app.core.batches import ENDED, BatchRecord, BatchStatus, FileRecord
 from serve_app.store.batch_store import sent_by
 from serve_app.store.sql import SqlStore
 from tests.fakes.batch_store import BatchTables, FakeBatchStore, FakeFiles, FakeRouter
+from tests.fakes.databases import with_tables
 from tests.fakes.virtual_time import run_in_virtual_time, time_passes
 
 BEGIN = 1_700_000_000.0  # of the wall clock
@@ -46,7 +47,8 @@ class Lane:
         self.random = random.Random(seed)
         self.tables: Any = BatchTables(wall)
         if folder is not None:
-            self.tables = SqlStore(f"sqlite:///{folder}/{seed}-{uuid.uuid4().hex}.sqlite", wall).batches
+            file = with_tables(folder / f"{seed}-{uuid.uuid4().hex}.sqlite")
+            self.tables = SqlStore(f"sqlite:///{file}", wall).batches
             self._reached = sent_by(self._call)
         else:
             self._reached = self.tables

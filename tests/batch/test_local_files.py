@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from serve_app.batch import local_files
 from serve_app.batch.local_files import ABANDONED_S, UPLOADS, LocalFiles
 from serve_app.errors import NotFound, ServeAppError, StorageAway, StorageFull
+from tests.effort import examples
 
 
 def written(files: LocalFiles, name: str, data: bytes, upload: str = "u1") -> None:
@@ -53,7 +54,7 @@ def test_files_and_folders_are_private(tmp_path: Path) -> None:
     assert stat.S_IMODE((folder / "f").stat().st_mode) == 0o600
 
 
-@settings(max_examples=30)  # each syncs files
+@settings(max_examples=examples(30))  # each syncs files
 @given(st.binary(max_size=200), st.lists(st.integers(0, 3), max_size=30))
 def test_pieces_that_are_repeated_change_nothing(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, repeats: list[int]

@@ -16,6 +16,7 @@ from serve_app.batch.validation import READ_BYTES
 from serve_app.core.batches import BatchStatus
 from serve_app.core.times import ROW_LEASE_S, ROW_RENEW_S
 from tests.batch.lane import Lane, wall
+from tests.effort import effort, examples
 from tests.fakes.virtual_time import run_in_virtual_time, time_passes
 
 ROWS = 40
@@ -79,7 +80,7 @@ async def kill_until_done(lane: Lane, seed: int) -> None:
     await lane.end()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32))
 @example(0)
 def test_whenever_workers_are_killed_no_row_is_missing_and_none_is_twice(seed: int) -> None:
@@ -89,7 +90,7 @@ def test_whenever_workers_are_killed_no_row_is_missing_and_none_is_twice(seed: i
     run_in_virtual_time(play(), bound_s=1e6)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(effort(1, 4)))  # the same on tables of memory draws its seeds
 def test_whenever_workers_are_killed_the_tables_of_sqlite_lose_nothing(seed: int, tmp_path: Path) -> None:
     async def play() -> None:
         await kill_until_done(Lane({"small": 4}, seed=seed, folder=tmp_path), seed)
@@ -97,7 +98,7 @@ def test_whenever_workers_are_killed_the_tables_of_sqlite_lose_nothing(seed: int
     run_in_virtual_time(play(), bound_s=1e6)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.integers(0, 2**32), st.sampled_from(["cancel", "expire"]))
 def test_whenever_a_batch_is_stopped_each_row_has_one_line_or_there_are_no_files(seed: int, how: str) -> None:
     async def play() -> None:

@@ -32,6 +32,7 @@ from benchmarks.fairness.metric import (
 from benchmarks.fairness.plot import plot
 from benchmarks.fairness.simulation import FIFO, OURS, Shape, capacity, play
 from benchmarks.fairness.trace import CLIENTS, HEAVY, LIGHT, Lengths, arrivals, skewed, two_clients
+from tests.effort import examples
 
 SVG = "{http://www.w3.org/2000/svg}"
 LENGTHS = [Lengths(prompt, output) for prompt in (20, 100, 300) for output in (5, 40, 120)]
@@ -117,7 +118,7 @@ def brute_force(answers: list[Answer], span: Span) -> tuple[float, float]:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_the_figures_are_those_of_plain_sums(seed: int) -> None:
     draw = random.Random(seed)
     answers = [Answer("a", 0.0, 1, 1, 0.0, 200.0, 1), Answer("b", 0.0, 1, 1, 0.0, 200.0, 1)]

@@ -52,25 +52,62 @@ def checked(hub: Hub, home: Path, *ids: str, **environment: str) -> list[dict[st
     return [one for one in findings if one["path"].endswith(".path")]
 
 
-@pytest.mark.parametrize(
-    ("environment", "codes"),
-    [
-        ({}, {1: "no_such_model", 2: "no_such_model", 3: "gated"}),
-        ({"HF_TOKEN": OTHER_TOKEN}, {1: "no_such_model", 2: "no_such_model", 3: "gated"}),
-        ({"HF_TOKEN": TOKEN}, {1: "no_such_model"}),
-        ({"HF_TOKEN": "hf_mistyped"}, dict.fromkeys(range(4), "wrong_token")),
-        ({"HF_HUB_OFFLINE": "1"}, dict.fromkeys(range(4), "offline")),
-        ({"HF_ENDPOINT": NOWHERE}, dict.fromkeys(range(4), "hub_unreachable")),
-    ],
-    ids=["no token", "a stranger's token", "a member's token", "no valid token", "offline", "no hub"],
-)
+CASES: dict[str, tuple[dict[str, str], dict[int, str]]] = {
+    "no token": ({}, {1: "no_such_model", 2: "no_such_model", 3: "gated"}),
+    "a stranger's token": ({"HF_TOKEN": OTHER_TOKEN}, {1: "no_such_model", 2: "no_such_model", 3: "gated"}),
+    "a member's token": ({"HF_TOKEN": TOKEN}, {1: "no_such_model"}),
+    "no valid token": ({"HF_TOKEN": "hf_mistyped"}, dict.fromkeys(range(4), "wrong_token")),
+    "offline": ({"HF_HUB_OFFLINE": "1"}, dict.fromkeys(range(4), "offline")),
+    "no hub": ({"HF_ENDPOINT": NOWHERE}, dict.fromkeys(range(4), "hub_unreachable")),
+}
+# The command in one process for each environment, forked from one that has imported all but the hub's client, which
+# reads its environment when it is imported: the imports take seconds.
+FORKS = """
+import json, os, sys
+from serve_app.cli.commands import main
+assert "huggingface_hub" not in sys.modules
+for environment, output in json.loads(sys.argv[1]):
+    if not (child := os.fork()):
+        try:
+            os.environ.clear()
+            os.environ.update(environment)
+            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), 1)
+            sys.argv = ["serve-app", "check", *sys.argv[2:]]
+            main()
+        except SystemExit as end:
+            sys.stdout.flush()
+            os._exit(end.code or 0)
+        finally:
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the command prints of the same models, by case."""
+    folder = tmp_path_factory.mktemp("check")
+    config = folder / "my.yaml"
+    config.write_text(json.dumps({"models": [{"name": name.replace("/", "-"), "path": name} for name in IDS]}))
+    runs = [(hub.environment(folder / case, **CASES[case][0]), str(folder / f"{case}.json")) for case in CASES]
+    arguments = (str(config), "--json", "--state-dir", str(folder))
+    command = [sys.executable, "-c", FORKS, json.dumps(runs), *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=END_S, check=True)
+    found = {case: json.loads((folder / f"{case}.json").read_text()) for case in CASES}
+    for (case, answer), status in zip(found.items(), done.stdout.split(), strict=True):
+        has_error = any(one["severity"] == "error" for one in answer["findings"])
+        assert int(status) == (2 if has_error else 0), case
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_each_answer_of_the_hub_has_its_own_finding_without_the_token(
-    hub: Hub, tmp_path: Path, environment: dict[str, str], codes: dict[int, str]
+    answers: dict[str, dict[str, Any]], case: str
 ) -> None:
-    findings = checked(hub, tmp_path, *IDS, **environment)
-    found = {one["path"]: one["code"] for one in findings}
+    environment, codes = CASES[case]
+    found = {one["path"]: one["code"] for one in answers[case]["findings"] if one["path"].endswith(".path")}
     assert found == {f"models.{number}.path": code for number, code in codes.items()}
-    assert environment.get("HF_TOKEN", TOKEN) not in json.dumps(findings)
+    assert environment.get("HF_TOKEN", TOKEN) not in json.dumps(answers[case])
 
 
 @pytest.mark.long

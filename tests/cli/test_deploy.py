@@ -145,7 +145,7 @@ def test_where_nothing_runs_nothing_is_deployed(run: Callable[..., Result], file
     [
         ("127.0.0.1:1", "no Ray cluster answers there"),
         ("nonsense", "Invalid address format: nonsense"),
-        ("ray://127.0.0.1:10001", "give host:port"),
+        pytest.param("ray://127.0.0.1:10001", "give host:port", marks=pytest.mark.long),  # refused as `local` is
         ("local", "give host:port"),
     ],
 )

@@ -24,6 +24,7 @@ from serve_app.cli.support_bundle import Bundle, Place, configuration, parts
 from serve_app.cluster.local import InstanceState
 from serve_app.settings.variables import escaped
 from tests.cli.test_chat import KEY, reply, serve  # noqa: F401 - fixtures
+from tests.effort import examples
 from tests.requires import requires
 
 requires("linux")
@@ -197,7 +198,7 @@ def test_a_wrong_configuration_is_there_with_what_is_wrong(run: Run, tmp_path: P
     assert "sk-in-the-file" not in str(found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     keys=st.lists(KEYS, min_size=1, max_size=3, unique=True),
     token=TOKENS,

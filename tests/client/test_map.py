@@ -25,13 +25,14 @@ from serve_app.errors import (
     Unavailable,
 )
 from serve_app.http import CallKind
+from tests.effort import effort, examples
 from tests.fakes.map_calls import FakeServer, Outcome, Prompts, collect, numbered
 from tests.fakes.virtual_time import run_in_virtual_time
 
 CONCURRENCY = 4
-MANY = 10_000
+MANY = effort(3_000, 10_000)
 HELLO = [{"role": "user", "content": "Hi"}]
-MAX_HELD_BYTES = 2_000_000  # of a map of many prompts: 200 bytes of each would already be as much
+MAX_HELD_BYTES = 200 * MANY  # of a map of many prompts
 
 
 def test_results_come_in_the_order_of_the_prompts() -> None:
@@ -71,7 +72,7 @@ def test_an_item_that_is_no_request_is_an_error_of_its_own(item: Any) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_ten_thousand_prompts_are_read_as_results_are_taken_and_held_in_bounded_memory(ordered: bool) -> None:
+def test_thousands_of_prompts_are_read_as_results_are_taken_and_held_in_bounded_memory(ordered: bool) -> None:
     async def scenario() -> tuple[int, int]:
         prompts = Prompts(MANY)
         server = FakeServer(lambda *_: (1.0, None))
@@ -255,7 +256,7 @@ def test_a_wrong_argument_is_an_error_before_anything_is_sent(
         FakeServer().map(prompts, **options)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(0, 60),

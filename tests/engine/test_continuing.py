@@ -18,6 +18,7 @@ from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.errors import EngineFailed
 from serve_app.transport import NOT_CONTINUABLE, Frame, Submit, TokenUsage, Unsent
 from serve_app.types import Operation
+from tests.effort import examples
 from tests.requires import requires
 
 requires("vllm")
@@ -102,7 +103,7 @@ def test_an_error_while_the_beginning_is_made_again_is_no_answer() -> None:
     assert failed.value.code == NOT_CONTINUABLE
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     continued=st.lists(st.integers(0, 2), max_size=9),
     new=st.lists(st.integers(0, 3), min_size=3, max_size=3),

@@ -65,6 +65,7 @@ def test_what_takes_too_long_is_killed_and_the_next_is_served_by_the_same_proces
     assert psutil.Process(compiler.process.pid) == before
 
 
+@pytest.mark.long  # another start of seconds; the last test has it killed at the worse moment
 def test_a_process_that_was_killed_is_replaced(compiler: Compiler) -> None:
     compiler.process.kill()
     compiler.process.wait()

@@ -19,6 +19,7 @@ from serve_app.core.schemas.keywords import KEYWORDS, Enforcement
 from serve_app.core.schemas.rewrite import enforced
 from serve_app.errors import BadRequest
 from tests.core.schemas.ordinary import ORDINARY
+from tests.effort import examples
 from tests.engine.random_schemas import SCHEMAS
 from tests.engine.schema_grammars import accepts, drawn
 
@@ -169,7 +170,7 @@ def is_finite(value: Any) -> bool:
     return all(map(is_finite, inner)) and not (isinstance(value, float) and math.isinf(value))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(SCHEMAS, st.integers(0, 1000))
 def test_what_the_grammar_of_a_schema_accepts_satisfies_the_schema(schema: Any, seed: int) -> None:
     """Every schema that passes can be built, and each text that its grammar gives is a value that it allows."""

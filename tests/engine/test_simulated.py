@@ -19,6 +19,7 @@ from serve_app.engine.simulated.text import TOKEN_CHARS, WordTokenizer, count_to
 from serve_app.http.contract import FORWARDED
 from serve_app.transport import EngineInfo, TokenUsage
 from serve_app.types import Operation
+from tests.effort import examples
 from tests.engine.simulated_engine import CREATED, HELLO, MadeUpTime, document, events, pieces, run, submit
 
 
@@ -178,7 +179,7 @@ def stop_token_by_token(text: str, stops: list[str]) -> tuple[int, int] | None:
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(seed=st.integers(), data=st.data())
 def test_stop_strings_end_the_text_where_a_search_after_every_token_would(seed: int, data: st.DataObject) -> None:
     key = text_key(seed, 0, "prompt")

@@ -14,6 +14,7 @@ from serve_app.engine.simulated import SimulatedEngine
 from serve_app.errors import EngineFailed
 from serve_app.transport import NOT_CONTINUABLE, EngineInfo, Frame, Submit, Unsent
 from serve_app.types import Operation
+from tests.effort import examples
 from tests.engine.simulated_engine import CREATED, HELLO, MadeUpTime, run, submit
 
 PROMPTS = st.lists(st.text("ab ", min_size=1, max_size=9).filter(str.strip), min_size=1, max_size=3)
@@ -47,7 +48,7 @@ def body_of(had: list[Frame]) -> bytes:
     return b"".join(frame.body for frame in had)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     prompts=PROMPTS, n=st.integers(1, 3), length=st.integers(1, 12), stop=st.sampled_from([None, "ba", "o k"]),
     is_chat=st.booleans(), usage=st.booleans(), cuts=st.lists(st.integers(1, 6), max_size=4),

@@ -14,10 +14,11 @@ from serve_app.engine.simulated import SimulatedEngine
 from serve_app.errors import ConfigError, EngineFailed
 from serve_app.transport import EngineInfo, Frame, TokenUsage
 from serve_app.types import Operation
+from tests.effort import examples
 from tests.engine.simulated_engine import HELLO, MadeUpTime, pieces, run, submit
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     slots=st.integers(1, 6),
     kv=st.integers(90, 200),

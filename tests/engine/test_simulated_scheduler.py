@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.engine.simulated import Sequence, SequenceState, SimulatedScheduler
+from tests.effort import examples
 
 
 def scheduler(**changes: Any) -> SimulatedScheduler:
@@ -210,7 +211,7 @@ class Watched:
             assert (batch.running, batch.waiting) == ([], [])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(operations=Operations, slots=st.integers(1, 4), chunk=st.integers(1, 32))
 def test_capacity_holds_order_holds_and_every_sequence_ends(operations: list[Any], slots: int, chunk: int) -> None:
     watched = Watched(slots, chunk)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from scripts.tiny import documents, samples, spans, tokens, topics
 from serve_app.engine import tiny_model
 from serve_app.engine.tiny_model import FOLDER, VOCAB_SIZE, WEIGHTS, WORDS, ensure_tiny_model
+from tests.effort import examples
 
 ROOT = Path(__file__).parents[2]
 MAX_BYTES = 12_000_000  # of the folder, as the wheel carries it
@@ -194,7 +195,7 @@ def test_another_model_says_something_else_and_its_dtypes_hold_the_same_weights(
 # --- tokens and turns
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=True)

@@ -353,13 +353,9 @@ def run(
     with contextlib.ExitStack() as patches:
         for (module, name), seconds in (fake_quota.WAITS | WAITS | (waits or {})).items():
             patches.enter_context(mock.patch.object(module, name, seconds))
-        gc.freeze()  # so that the collection at the end looks at what the scenario has made and not at all of Ray
         patches.enter_context(mock.patch.object(deployment.ray.util, "get_node_ip_address", return_value=LOOPBACK))
-        try:
-            with virtual_runner(TURN_S) if loop is None else asyncio.Runner(loop_factory=loop) as runner:
-                return runner.run(_checked(scenario, settings or model(), bound_s))
-        finally:
-            gc.unfreeze()
+        with virtual_runner(TURN_S) if loop is None else asyncio.Runner(loop_factory=loop) as runner:
+            return runner.run(_checked(scenario, settings or model(), bound_s))
 
 
 async def _checked(scenario: Callable[[FakeCluster], Awaitable[Any]], settings: ModelSettings, bound_s: float) -> Any:

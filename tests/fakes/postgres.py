@@ -16,6 +16,7 @@ import psutil
 import psycopg
 
 from benchmarks.common.child import ends_with_us
+from serve_app.store.sql import SqlStore
 from serve_app.system import preflight
 from tests.requires import requires
 from tests.waiting import patient, wait_until
@@ -35,6 +36,7 @@ class PostgresServer:
         self._programs = programs
         self._folder = folder
         self._count = 0
+        self._with_tables = ""  # the database that others are copies of
         command = [f"{programs}/initdb", "--auth=trust", f"--username={USER}", "--no-sync", f"{folder}/data"]
         with (folder / "initdb").open("wb") as log:
             subprocess.run(
@@ -90,10 +92,25 @@ class PostgresServer:
 
     def new_database(self) -> str:
         """The URL of an empty database."""
+        return self._url(self._create("template1"))
+
+    def new_store(self) -> str:
+        """The URL of a database with the store's tables as the migrations make them: a copy of one."""
+        if not self._with_tables:
+            self._with_tables = self._create("template1")
+            store = SqlStore(self._url(self._with_tables))
+            store.keys()
+            store.close()
+        return self._url(self._create(self._with_tables))
+
+    def _create(self, template: str) -> str:
         self._count += 1
         name = f"test_{self._count}"
         with self._connect() as connection:
-            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")  # type: ignore[arg-type]
+        return name
+
+    def _url(self, name: str) -> str:
         return f"postgresql+psycopg://{USER}@/{name}?host={self._folder}"
 
     def _connect(self) -> psycopg.Connection:

@@ -11,6 +11,7 @@ from serve_app.errors import StoreAway
 from serve_app.http.stored_keys import KeyFollower, KeyList, KeyTable
 from serve_app.store import KeyRecord, Store, new_key_id
 from serve_app.store.sql import SqlStore
+from tests.fakes.databases import with_tables
 
 
 class FakeStore(Store):
@@ -19,7 +20,7 @@ class FakeStore(Store):
     def __init__(self, folder: Path) -> None:
         self.away = False
         self.calls = 0
-        self.file = folder / "store.sqlite"
+        self.file = with_tables(folder / "store.sqlite")
         self.sql = SqlStore(f"sqlite:///{self.file}")
         self.closed = False
         super().__init__(self._answer, self._close)

@@ -16,7 +16,6 @@ def as_before() -> Iterator[None]:
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("is_actor", [True, False])

@@ -16,6 +16,7 @@ from serve_app.core.routing import outliers
 from serve_app.router import replicas as replica_module
 from serve_app.transport import channel, tcp_server
 from serve_app.types import Outcome
+from tests.effort import effort
 from tests.fakes import engines
 from tests.fakes.asgi_client import Client, Reply, ask
 from tests.fakes.claims import FakeClaims
@@ -159,7 +160,7 @@ def count(client: Client, requests: list[Asked]) -> Counter[str]:
     return Counter(judge(asked).value for asked in requests if asked.client is client)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(1, effort(1, 4) + 1))
 def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         chaos = Chaos(cluster, seed)

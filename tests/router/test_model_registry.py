@@ -23,6 +23,7 @@ from serve_app.settings import Settings
 from serve_app.settings.settings import ModelSettings
 from serve_app.transport import Frame, Submit
 from serve_app.types import Operation, RequestClass
+from tests.effort import examples
 from tests.fakes.asgi_client import KEY, SCRAPER_KEY, Client, ask, router_app
 from tests.fakes.engines import MODEL, FakeCluster, FakeHandle, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, freeze
@@ -291,7 +292,7 @@ class QuietHandle:
 
 
 @given(st.lists(st.sets(st.sampled_from("abcd"), min_size=1), min_size=1, max_size=8))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_whatever_comes_and_goes_each_line_lives_exactly_as_long_as_its_model(history: list[set[str]]) -> None:
     async def scenario() -> None:
         made: list[tuple[str, QuietHandle]] = []

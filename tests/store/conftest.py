@@ -14,6 +14,7 @@ from serve_app.errors import ServeAppError
 from serve_app.store.owner import StoreOwner
 from serve_app.store.sql import SqlStore
 from serve_app.store.store import Store
+from tests.fakes.databases import with_tables
 from tests.fakes.postgres import PostgresServer, postgres_server
 
 OpenStore = Callable[[], Store]  # of one database, by another process each
@@ -27,7 +28,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/keys/store.sqlite"
+    return f"sqlite:///{with_tables(tmp_path / 'keys' / 'store.sqlite')}"
 
 
 def through(owner: StoreOwner, url: str) -> Store:
@@ -56,12 +57,21 @@ def open_store(request: pytest.FixtureRequest, sqlite_url: str) -> OpenStore:
     if request.param == "actor":
         owner = StoreOwner()
         return lambda: through(owner, sqlite_url)
-    url = request.getfixturevalue("postgres").new_database()
+    url = request.getfixturevalue("postgres").new_store()
     return lambda: Store.at(url)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, sqlite_url: str) -> str:
+    """Of a database with the store's tables."""
     if request.param == "sqlite":
         return sqlite_url
+    return str(request.getfixturevalue("postgres").new_store())
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a database without tables."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/new/store.sqlite"
     return str(request.getfixturevalue("postgres").new_database())

@@ -13,8 +13,9 @@ import pytest
 from serve_app.core.batches import BatchRecord, BatchStatus, ClaimedRow, FileRecord, NewRow, RowResult
 from serve_app.store.sql import SqlStore
 from serve_app.store.sql_batches import SqlBatches
+from tests.effort import effort
 
-HISTORIES = 4
+HISTORIES = effort(1, 4)  # of each database; one meets every act several times
 STEPS = 120
 LEASE_S = 30.0
 ROWS = 24  # of a batch

@@ -19,6 +19,7 @@ from serve_app.store.sql import SqlStore
 from serve_app.store.sql_batches import SqlBatches
 from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 from tests.fakes.postgres import PostgresServer
+from tests.waiting import patient
 
 LEASE_S = 30.0
 NAME = "batch_1"
@@ -129,8 +130,12 @@ def test_a_database_that_is_full_or_read_only_says_so_and_loses_nothing(
     )
 
 
-def test_workers_that_claim_renew_return_and_write_the_same_rows_at_once_stop_nobody(url: str) -> None:
-    """On PostgreSQL, rows locked crosswise would end one of two transactions."""
+def test_workers_that_claim_renew_return_and_write_the_same_rows_at_once_stop_nobody(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL, rows locked crosswise would end one of two transactions. SQLite's wait for a lock is not in turns,
+    so on a busy machine it takes longer than a worker would wait."""
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", int(1000 * patient(database.BUSY_TIMEOUT_MS / 1000)))
     store = SqlStore(url, lambda: 1e6)  # no lease is over
     begun(store.batches)
     owners: dict[int, str] = {}

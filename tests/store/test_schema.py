@@ -24,16 +24,16 @@ OLD_BATCH = (
 )
 
 
-def test_the_migrations_make_the_tables_of_the_code(url: str) -> None:
-    engine = database.engine_of(url)
+def test_the_migrations_make_the_tables_of_the_code(empty_url: str) -> None:
+    engine = database.engine_of(empty_url)
     schema.upgrade(engine)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, METADATA) == []
 
 
-def test_several_processes_that_start_at_once_migrate_once(url: str) -> None:
-    stores = [SqlStore(url) for _ in range(AT_ONCE)]
+def test_several_processes_that_start_at_once_migrate_once(empty_url: str) -> None:
+    stores = [SqlStore(empty_url) for _ in range(AT_ONCE)]
     together = threading.Barrier(AT_ONCE)
     errors = []
 
@@ -53,37 +53,37 @@ def test_several_processes_that_start_at_once_migrate_once(url: str) -> None:
     assert stores[0].keys_since(0)[0] == AT_ONCE
 
 
-def test_an_upgrade_keeps_what_is_stored(url: str) -> None:
-    made = SqlStore(url).create_key(key())
-    assert SqlStore(url).keys() == [made]
+def test_an_upgrade_keeps_what_is_stored(empty_url: str) -> None:
+    made = SqlStore(empty_url).create_key(key())
+    assert SqlStore(empty_url).keys() == [made]
 
 
-def test_an_upgrade_from_the_first_release_with_batches_keeps_them(url: str) -> None:
-    engine = database.engine_of(url)
+def test_an_upgrade_from_the_first_release_with_batches_keeps_them(empty_url: str) -> None:
+    engine = database.engine_of(empty_url)
     schema.upgrade(engine, "0002")
     with engine.begin() as connection:
         connection.execute(text(f"INSERT INTO batch_files VALUES ({OLD_FILE})"))
         connection.execute(text(f"INSERT INTO batches VALUES ({OLD_BATCH})"))
-    batches = SqlStore(url).batches
+    batches = SqlStore(empty_url).batches
     assert batches.file("file-1", "acme").size == 10
     assert batches.batch("batch_1", "acme").input_file_id == "file-1"
     with pytest.raises(BatchConflict, match="batch_1"):
         batches.delete_file("file-1", "acme", 7.0)
 
 
-def test_tables_of_a_newer_release_are_used_as_they_are(url: str) -> None:
-    made = SqlStore(url).create_key(key())
-    with database.engine_of(url).begin() as connection:
+def test_tables_of_a_newer_release_are_used_as_they_are(empty_url: str) -> None:
+    made = SqlStore(empty_url).create_key(key())
+    with database.engine_of(empty_url).begin() as connection:
         connection.execute(text("ALTER TABLE api_keys ADD COLUMN colour TEXT"))
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    older = SqlStore(url)
+    older = SqlStore(empty_url)
     assert older.keys() == [made]
     assert older.change_key(made.key_id, metrics=True).metrics
 
 
-def test_an_upgrade_that_fails_changes_nothing(url: str) -> None:
-    with database.engine_of(url).begin() as connection:
+def test_an_upgrade_that_fails_changes_nothing(empty_url: str) -> None:
+    with database.engine_of(empty_url).begin() as connection:
         connection.execute(text("CREATE TABLE usage_sources (mine INTEGER)"))  # the last one that the migration makes
     with pytest.raises(StoreAway, match="usage_sources"):
-        SqlStore(url).keys()
-    assert inspect(database.engine_of(url)).get_table_names() == ["usage_sources"]
+        SqlStore(empty_url).keys()
+    assert inspect(database.engine_of(empty_url)).get_table_names() == ["usage_sources"]

@@ -19,8 +19,9 @@ from serve_app.router import UsageReporter, usage_reporter
 from serve_app.router.usage_journal import SUFFIX
 from serve_app.store.records import UsageQuery, Used
 from serve_app.store.sql import SqlStore
+from tests.effort import effort
 
-HISTORIES = 8
+HISTORIES = effort(2, 8)  # of each database
 STEPS = 150
 DAYS = ("1970-01-01", "1970-01-02")
 USED = (UsedModel("m/x"), UsedModel("m/x", "chat"))

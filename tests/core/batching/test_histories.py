@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from serve_app.core.batching import PRESETS, Batcher, BatchItem, BatchPolicy, RequestBatch, Sizing
 from serve_app.core.estimate import LengthRule
 from tests.core.batching.oracle import Oracle
+from tests.effort import examples
 
 TICK_S = 0.01  # all times are multiples of it, so that events coincide with the ends of waits
 
@@ -122,7 +123,7 @@ class History:
 
 
 @given(policies(), st.lists(ITEMS, min_size=1, max_size=12), CANCELS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_the_batcher_does_what_the_definition_says_and_loses_no_request(
     policy: BatchPolicy, items: list[tuple[int, int, int, int]], cancels: dict[int, int]
 ) -> None:
@@ -132,7 +133,7 @@ def test_the_batcher_does_what_the_definition_says_and_loses_no_request(
 
 
 @given(st.sampled_from(sorted(PRESETS)), st.lists(ITEMS, min_size=1, max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_preset_serves_every_request(name: str, items: list[tuple[int, int, int, int]]) -> None:
     history = History(PRESETS[name], items, {})
     history.play()

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from serve_app.core.claims import Claim, ClaimBook, ClaimReport, ClaimRequest, ClaimState, Generation, book
 from serve_app.core.claims import ClaimVerdict as V
+from tests.effort import examples
 
 ROUTERS = ("a", "b", "c")
 KEYS = (b"k1", b"k2")
@@ -184,4 +185,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)

@@ -12,6 +12,7 @@ from serve_app.core.limits import Charged, Limits
 from serve_app.core.limits.policy import Kind
 from serve_app.core.limits.router_limits import Refusal
 from tests.core.limits.world import World
+from tests.effort import effort
 
 SCOPES = {
     "key:a": Limits(requests_per_minute=120, tokens_per_minute=6000, max_concurrent=6),
@@ -89,7 +90,7 @@ def disturb(world: World, load: Load, draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize("routers", [1, 3, 20])
-@settings(max_examples=8, deadline=None, phases=PHASES)
+@settings(max_examples=effort(3, 8), deadline=None, phases=PHASES)
 @given(seed=st.integers(0, 2**32), per_s=st.sampled_from([1.0, 10.0, 30.0]), failures=st.integers(0, 4))
 def test_no_window_has_more_charged_than_its_bucket_allows(
     routers: int, seed: int, per_s: float, failures: int
@@ -120,7 +121,7 @@ def test_no_window_has_more_charged_than_its_bucket_allows(
                 assert pool.balance == pytest.approx(pool.capacity), (scope.name, pool.credit)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(effort(1, 3)))
 def test_overdrafts_are_paid_so_use_keeps_to_the_rate(seed: int) -> None:
     world = World(3, seed)
     load = Load(world, random.Random(seed), 60.0, overdraws=True)

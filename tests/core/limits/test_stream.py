@@ -6,13 +6,14 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.limits import Charged, Kind, LimitDecision, Limits
 from serve_app.core.times import FENCE_S
 from tests.core.limits.charge_log import ChargeLog
 from tests.core.limits.stream_world import StreamWorld
+from tests.effort import effort
 
 SCOPES = {
     "key:a": Limits(requests_per_minute=120, tokens_per_minute=12_000, max_concurrent=6, burst_requests=20),
@@ -133,7 +134,7 @@ def assert_nothing_is_left(world: StreamWorld) -> None:
 
 
 @pytest.mark.parametrize("routers", [1, 3, pytest.param(20, marks=pytest.mark.long)])
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=effort(3, 5))  # histories of 15 s with some hundred requests each
 @given(seed=st.integers(0, 2**32), per_s=st.sampled_from([1.0, 10.0, 40.0]))
 def test_without_failures_every_window_and_every_announced_moment_hold(routers: int, seed: int, per_s: float) -> None:
     world = StreamWorld(routers, seed)
@@ -148,7 +149,7 @@ def test_without_failures_every_window_and_every_announced_moment_hold(routers: 
 
 
 @pytest.mark.parametrize("routers", [1, 3, pytest.param(20, marks=pytest.mark.long)])
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=effort(3, 5))  # histories of 15 s with some hundred requests each
 @given(
     seed=st.integers(0, 2**32),
     per_s=st.sampled_from([1.0, 10.0, 40.0]),

@@ -14,6 +14,7 @@ from serve_app.core.memory.ledger import Ledger
 from serve_app.core.pools import Holder
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 from tests.core.memory.reference_ledger import Entry, Reference
+from tests.effort import effort
 
 DEVICES = ("a/0", "a/1", "b/0")
 OWNERS = ("engine-1", "engine-2", "router-1", "router-2")
@@ -309,14 +310,10 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert 0 <= lease.held <= lease.capacity or (lease.kind is LeaseKind.ENGINE and not lease.held)
 
 
-QUICK = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-LONG = settings(QUICK, max_examples=500, stateful_step_count=200)  # 10^5 operations
+HISTORIES = settings(  # 1,200 and 100,000 operations, after each of which everything is compared
+    max_examples=effort(30, 500), stateful_step_count=effort(40, 200), suppress_health_check=list(HealthCheck)
+)
 
 
 def test_the_ledger_equals_the_reference_in_any_order_of_operations() -> None:
-    run_state_machine_as_test(LedgerMachine, settings=QUICK)
-
-
-@pytest.mark.long
-def test_the_ledger_equals_the_reference_over_100_000_operations() -> None:
-    run_state_machine_as_test(LedgerMachine, settings=LONG)
+    run_state_machine_as_test(LedgerMachine, settings=HISTORIES)

@@ -15,6 +15,7 @@ from serve_app.core.memory.start_reservations import Start, StartsRequest
 from serve_app.core.quota import Quota
 from serve_app.core.times import ACTOR_TICK_S, RECOVERY_S, RESTART_TTL_S
 from serve_app.errors import InsufficientMemory, LeaseConflict
+from tests.effort import examples
 
 DEVICES = [Device(node, index, 100, 0) for node in ("a", "b") for index in range(2)]
 NODES = st.lists(st.sampled_from(["a", "b"]), unique=True).map(tuple)
@@ -148,4 +149,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestStarts = Machine.TestCase
-TestStarts.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestStarts.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

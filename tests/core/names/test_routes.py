@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.names import ModelRoute, ModelRoutes, Shadow, WeightedModel
+from tests.effort import examples
 
 SESSIONS = [f"people\0session\0{number}" for number in range(10_000)]
 FEW = SESSIONS[:300]
@@ -39,7 +40,7 @@ def test_two_routers_agree_and_the_order_of_the_targets_is_nothing() -> None:
 
 
 @given(weights, st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_target_whose_weight_rises_only_takes_keys(parts: dict[str, float], data: st.DataObject) -> None:
     risen = data.draw(st.sampled_from(sorted(parts)))
     factor = data.draw(st.floats(1, 10))
@@ -50,7 +51,7 @@ def test_a_target_whose_weight_rises_only_takes_keys(parts: dict[str, float], da
 
 
 @given(weights, st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_target_that_leaves_moves_its_own_keys_alone(parts: dict[str, float], data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(sorted(parts)))
     before = targets(parts)
@@ -62,7 +63,7 @@ def test_a_target_that_leaves_moves_its_own_keys_alone(parts: dict[str, float], 
 
 
 @given(weights, st.floats(0.1, 10))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_weights_that_all_grow_alike_move_nothing(parts: dict[str, float], factor: float) -> None:
     before = targets(parts)
     after = targets({name: weight * factor for name, weight in parts.items()})

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -32,6 +32,7 @@ from serve_app.core.queue import (
 from serve_app.types import RequestClass
 from tests.core.queue.events import state
 from tests.core.queue.reference_admission import Reference
+from tests.effort import effort
 
 REPLICAS = ("a", "b", "c", "d")
 TENANTS = ("t", "u", "v", "w")
@@ -393,14 +394,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert seen == self.reference.served
 
 
-QUICK = settings(max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-LONG = settings(QUICK, max_examples=1000)
+HISTORIES = effort(8, 1000)  # each is 40 events, after each of which everything is compared
 
 
 def test_admission_equals_the_reference_in_any_order_of_events() -> None:
-    run_state_machine_as_test(AdmissionMachine, settings=QUICK)
-
-
-@pytest.mark.long
-def test_admission_equals_the_reference_in_any_order_of_events_long() -> None:
-    run_state_machine_as_test(AdmissionMachine, settings=LONG)
+    run_state_machine_as_test(AdmissionMachine, settings=settings(max_examples=HISTORIES, stateful_step_count=40))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Iterator
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,20 +36,11 @@ def test_heap_knows_its_smallest_and_forgets_what_left(steps: list[tuple[int, tu
         assert len(heap.entries) <= 2 * len(plain) + SLACK
 
 
-@pytest.fixture
-def frozen() -> Iterator[None]:
-    """What was there before the test is not looked at: a million objects, where vLLM is imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def count_waiting() -> int:
     gc.collect()
     return sum(isinstance(thing, QueuedRequest) for thing in gc.get_objects())
 
 
-@pytest.mark.usefixtures("frozen")
 def test_cancelled_requests_leave_nothing_in_memory() -> None:
     admission = Admission(QueuePolicy(max_queued=1000, max_wait_s=1e9))
     set_replica(admission, "a", 1, 0.0)
@@ -80,7 +69,6 @@ def test_cancelled_requests_leave_nothing_in_memory() -> None:
     assert (admission.waiting, len(admission.scheduler.running)) == (100, 1)
 
 
-@pytest.mark.usefixtures("frozen")
 def test_finished_requests_and_tenants_who_left_leave_nothing_in_memory() -> None:
     """Every request arrives, waits, runs, reports and ends; every fourth is lost with its replica."""
     tenants = {"t1": TenantPolicy(2.0, 0.3)}

@@ -15,6 +15,7 @@ from serve_app.core.queue import INPUT_WEIGHT, OUTPUT_WEIGHT, Admission, TenantP
 from serve_app.core.queue.policy import DEFAULT_MIN_SHARE, MAX_WEIGHT, MIN_WEIGHT
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
 from tests.core.queue.simulated_engines import Shop, make_shop, patient
+from tests.effort import examples
 
 MAX_PROMPT = 60
 MAX_OUTPUT = 40
@@ -44,7 +45,7 @@ def differences(shop: Shop, weights: dict[str, float], steps: int, draw: random.
 
 
 @given(seeds, st.sampled_from([1.0, 2.0, 0.5]), st.integers(1, 12))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_service_of_two_who_always_wait_differs_by_no_more_than_the_papers_bound(
     seed: int, weight: float, slots: int
 ) -> None:
@@ -184,7 +185,7 @@ def test_who_turns_out_to_have_paid_too_much_goes_before_those_it_let_pass() -> 
 
 
 @given(seeds)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_without_a_minimum_share_no_class_runs_before_a_higher_one_that_waits(seed: int) -> None:
     draw = random.Random(seed)
     shop = make_shop(patient(min_share=0.0), slots=3)
@@ -203,7 +204,7 @@ def test_without_a_minimum_share_no_class_runs_before_a_higher_one_that_waits(se
 
 
 @given(seeds, st.sampled_from([DEFAULT_MIN_SHARE, 0.2]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_each_class_that_waits_gets_its_minimum_share_in_any_stretch_and_hardly_more(seed: int, share: float) -> None:
     draw = random.Random(seed)
     shop = make_shop(patient(min_share=share), slots=4)
@@ -301,7 +302,7 @@ def test_a_due_request_of_the_minimum_share_that_is_large_is_not_starved_by_high
 
 
 @given(seeds, st.sampled_from([0.1, 0.25, 0.5]), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_guaranteed_share_is_reached_within_two_seconds_of_answers_as_long(
     seed: int, share: float, bounded: bool
 ) -> None:

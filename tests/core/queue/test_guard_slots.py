@@ -14,6 +14,7 @@ from serve_app.core.queue.drain_rate import guard_slots
 from serve_app.core.queue.stoppable_runs import GROWN_S, RESUMED_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, arrival, arrive, where
+from tests.effort import examples
 
 SLOTS = 8
 LONG_S = 600.0  # many fade times: what was granted before is forgotten
@@ -185,7 +186,7 @@ def test_it_grows_with_the_part_of_the_load(first: float, other: float) -> None:
 Step = tuple[RequestClass, int, bool]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.tuples(st.sampled_from(RequestClass), st.integers(1, 4), st.booleans()), max_size=60))
 def test_everybody_runs_in_the_end_whatever_is_kept(steps: list[Step]) -> None:
     made = make_queue(share=0.5, min_share=0.05)

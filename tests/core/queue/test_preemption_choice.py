@@ -15,6 +15,7 @@ from tests.core.interpreter_steps import steps
 from tests.core.queue.events import HIGH, LOW, NORMAL
 from tests.core.queue.reference_preemption import ReferencePreemption
 from tests.core.queue.stopping_fleet import MAX_WAIT_S, REPLICAS, Fleet
+from tests.effort import examples
 
 placements = st.just({}) | st.fixed_dictionaries(
     {},
@@ -81,7 +82,7 @@ def play(fleet: Fleet, number: int, step: tuple[Any, ...]) -> None:
         fleet.lose(replica)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     history=histories,
     min_share=st.sampled_from([0.0, 0.05, 0.3]),

@@ -18,6 +18,7 @@ from serve_app.core.queue.stoppable_runs import RESUMED_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import HIGH, LOW
 from tests.core.queue.stopping_fleet import MAX_WAIT_S, REPLICAS, Fleet
+from tests.effort import examples
 
 TENANTS = ("t", "u", "v")
 classes = st.sampled_from(RequestClass)
@@ -137,7 +138,7 @@ class PreemptionMachine(RuleBasedStateMachine):
 
 TestPreemption = PreemptionMachine.TestCase
 TestPreemption.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
@@ -193,7 +194,7 @@ def check_none_waits_for_a_lower_one(fleet: Fleet) -> None:
         assert not within, f"{arrival} waits while {within} run"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(history=steps, min_share=st.sampled_from([0.0, 0.05, 0.3]))
 def test_if_stops_are_obeyed_no_request_waits_while_one_of_a_lower_class_runs(
     history: list[Any], min_share: float
@@ -202,7 +203,7 @@ def test_if_stops_are_obeyed_no_request_waits_while_one_of_a_lower_class_runs(
     fleet.bring_to_rest()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(levels=st.lists(st.tuples(classes, tenants), max_size=12), running=st.lists(st.tuples(classes, st.booleans())))
 def test_no_more_stop_than_those_that_wait_need(
     levels: list[tuple[RequestClass, str]], running: list[tuple[RequestClass, bool]]
@@ -227,7 +228,7 @@ sizes = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(runs=st.lists(sizes, min_size=1, max_size=7), slots=st.integers(1, 4), tokens=st.integers(1, 60))
 def test_those_that_stop_are_the_cheapest_that_make_room(
     runs: list[tuple[int, int, int, int, float]], slots: int, tokens: int

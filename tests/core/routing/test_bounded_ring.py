@@ -20,6 +20,7 @@ from serve_app.core.routing.bounded_ring import (
     ReplicaChoice,
     Route,
 )
+from tests.effort import examples
 
 KEYS = [f"key-{number}" for number in range(2000)]
 names = st.sets(st.text(min_size=1, max_size=12), min_size=1, max_size=12)
@@ -59,7 +60,7 @@ def test_the_order_in_which_replicas_come_does_not_matter() -> None:
     assert homes(ring_of("a", "b", "c")) == homes(ring_of("c", "a", "b"))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(names, st.text(min_size=1, max_size=12))
 def test_a_replica_that_comes_takes_its_share_of_the_keys_and_moves_no_other(members: set[str], new: str) -> None:
     members.discard(new)
@@ -75,7 +76,7 @@ def test_a_replica_that_comes_takes_its_share_of_the_keys_and_moves_no_other(mem
     assert len(moved) <= share * (1 + NOISE / math.sqrt(POINTS_PER_REPLICA)) + NOISE * math.sqrt(share)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(names)
 def test_a_replica_that_leaves_moves_its_own_keys_alone(members: set[str]) -> None:
     gone, *stay = sorted(members)

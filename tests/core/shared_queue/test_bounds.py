@@ -12,11 +12,13 @@ from serve_app.core.shared_queue.delivery import ARRIVAL_WINDOW, BATCH, WINDOW
 from serve_app.core.shared_queue.messages import StatusRequest, TokenProgress
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, Message, World
+from tests.effort import effort
 
 NORMAL = RequestClass.NORMAL
 HIGH = RequestClass.HIGH
 LOW = RequestClass.LOW
 ROUND_TRIP_S = 0.02
+MANY = effort(3000, 9000)  # some times what a router has in transit at most
 TOKENS_AT_ONCE = 5  # of 50 a second: fewer calls, as many tokens
 
 
@@ -35,9 +37,9 @@ def serve_all(world: World, rounds: int) -> None:
             return
 
 
-@pytest.mark.parametrize("span_s", [6.0, pytest.param(60.0, marks=pytest.mark.long)])
-def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None:
-    running = 2000
+def test_thousands_running_at_50_tokens_a_second_reset_nothing() -> None:
+    span_s = effort(6.0, 60.0)
+    running = effort(800, 2000)  # tokens of each do not fit into three messages
     # the queue grants each of them
     world = World({"e": (running, 10**6)}, 1, QueuePolicy(max_queued=0, max_wait_s=60.0))
     world.settle(4)
@@ -87,12 +89,12 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["as it is", "the actor dies"])
-def test_9000_that_wait_in_one_router_take_two_incarnations_at_most(restart: bool) -> None:
+def test_thousands_that_wait_in_one_router_take_two_incarnations_at_most(restart: bool) -> None:
     world = World({"e": (500, 10**6)}, 1, QueuePolicy(max_queued=20_000, max_wait_s=600.0))
     world.settle(4)
     link = world.routers["r0"].queue.router_session
     incarnation = link.incarnation
-    for number in range(9000):
+    for number in range(MANY):
         world.arrive("r0", list(RequestClass)[number % 4], 1, 100)
     world.settle(2)
     assert len(link.sending) <= ARRIVAL_WINDOW
@@ -101,13 +103,13 @@ def test_9000_that_wait_in_one_router_take_two_incarnations_at_most(restart: boo
         for router in world.routers.values():
             world.perform(router, router.queue.on_lost(world.now))
     serve_all(world, 60)
-    assert outcomes(world) == {"done": 9000}
+    assert outcomes(world) == {"done": MANY}
     assert link.incarnation <= incarnation + 2
     world.settle(4)
     world.accounted()
 
 
-def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_and_all_end_once() -> None:
+def test_thousands_that_come_while_the_actor_is_away_wait_within_the_models_bounds_and_all_end_once() -> None:
     world = World({"e": (50, 10**6)}, 1, QueuePolicy(max_queued=1000, max_wait_s=600.0))
     world.settle(4)
     router = world.routers["r0"]
@@ -122,7 +124,7 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
         perform(router, actions)  # type: ignore[arg-type]
 
     world.perform = noting  # type: ignore[method-assign]
-    for _ in range(9000):
+    for _ in range(MANY):
         world.arrive("r0", NORMAL, 1, 100)
     assert router.queue.pending.count(MODEL) == 1000
     assert {(one.reason.value, bool(one.retry_after_s)) for one in refusals} == {("queue_full", True)}
@@ -130,7 +132,7 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
     assert len(link.sending) <= ARRIVAL_WINDOW
     world.crash()
     serve_all(world, 60)
-    assert outcomes(world) == {"done": 9000 - len(refusals), "refused": len(refusals)}
+    assert outcomes(world) == {"done": MANY - len(refusals), "refused": len(refusals)}
     assert link.incarnation <= incarnation + 2
     world.settle(4)
     world.accounted()

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.shared_queue.delivery import BATCH, WINDOW, ReceiveBuffer, SendBuffer
+from tests.effort import examples
 
 Batch = tuple[int, tuple[int, ...]]
 
@@ -75,7 +76,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(steps)
 def test_every_item_is_taken_once_and_in_order(script: list[tuple[str, int]]) -> None:
     sending: SendBuffer[int] = SendBuffer()

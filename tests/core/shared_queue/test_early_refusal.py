@@ -12,6 +12,7 @@ from serve_app.core.queue import Arrival, QueuePolicy, RefusalReason, Refuse, Te
 from serve_app.core.shared_queue.messages import MAX_TENANTS_REPORTED, RouterMessage
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, World
+from tests.effort import examples
 
 HIGH = RequestClass.HIGH
 NORMAL = RequestClass.NORMAL
@@ -174,7 +175,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(STEPS, STEPS, st.sampled_from((HIGH, NORMAL, LOW)), st.sampled_from(TENANTS), st.sampled_from((0.8, 1.25)))
 def test_a_router_refuses_exactly_whom_the_queue_would(
     before: list[tuple[RequestClass, str, int, int]],

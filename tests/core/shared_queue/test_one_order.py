@@ -13,10 +13,12 @@ import pytest
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import Message, Req, World
+from tests.effort import effort
 
 DELAY_S = 0.002  # of a message, each way
 EXCHANGE_S = 2 * DELAY_S
 SLOTS = 24
+REQUESTS = effort(500, 1500)  # seconds of load, in which the line comes and goes many times
 LEVELS = list(RequestClass)
 
 
@@ -97,13 +99,13 @@ def test_nobody_is_passed_by_a_lower_class_later_than_one_exchange_after_it_came
     world = timed.world
     names = list(world.routers)
     moment = world.now
-    for _ in range(1500):
+    for _ in range(REQUESTS):
         moment += timed.draw.expovariate(260.0)  # of about 240 a second that can be served: the line comes and goes
         timed.at(moment, lambda: timed.arrive(timed.draw.choice(names)))
     timed.run()
     late = [now - req.arrived_s for req, now in timed.passed if req.granted_s > now]  # not: both at that very moment
     assert max(late, default=0.0) <= EXCHANGE_S + 1e-9
     granted = [req for router in world.routers.values() for req in router.requests.values() if req.granted_s >= 0]
-    assert len(granted) == 1500
+    assert len(granted) == REQUESTS
     assert {req.here for req in granted} == {True, False}
     assert not timed.live

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, World
+from tests.effort import effort
 
 ROUTERS = 3
 names = st.sampled_from([f"r{number}" for number in range(ROUTERS)])
@@ -133,14 +133,10 @@ class Network(RuleBasedStateMachine):
             self.world.bring_to_rest()
 
 
-QUICK = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-LONG = settings(QUICK, max_examples=3000, stateful_step_count=100)
+HISTORIES = settings(  # the sums are checked after every step, and each history is brought to rest in the end
+    max_examples=effort(20, 3000), stateful_step_count=effort(40, 100), suppress_health_check=list(HealthCheck)
+)
 
 
 def test_one_queue_whatever_the_network_does() -> None:
-    run_state_machine_as_test(Network, settings=QUICK)
-
-
-@pytest.mark.long
-def test_one_queue_whatever_the_network_does_long() -> None:
-    run_state_machine_as_test(Network, settings=LONG)
+    run_state_machine_as_test(Network, settings=HISTORIES)
