@@ -55,7 +55,6 @@ RULES = tuple(
     for name in ("house", "suite_rules", "words", "imports", "log_lines", "dependencies", "packaging")
 )
 SHARED_STACKS = {"stack", "three", "changing"}
-ENGINES = {"continuations", "attacks"}  # one engine of vLLM alone, without Ray
 END_TO_END = "tests/e2e/"
 CLUSTER = "tests/cluster/"
 LANES = 3  # with so many processes the first has the stacks and the others files
@@ -163,8 +162,8 @@ def _has_stack(group: str) -> bool:
 
 
 def _is_file(group: str) -> bool:
-    """Whether the group needs no stack: a file of tests that are not end to end, or tests of an engine alone."""
-    return group in ENGINES or (group.endswith(".py") and not group.startswith(END_TO_END))
+    """Whether the group is a file of tests that are not end to end."""
+    return group.endswith(".py") and not group.startswith(END_TO_END)
 
 
 def collects(process: int, processes: int, path: str) -> bool:
