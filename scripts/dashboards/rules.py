@@ -122,7 +122,7 @@ def _no_answer() -> Alert:
 
 
 def _parts() -> tuple[Alert, ...]:
-    answering = now(Figure.BUILD_INFO).present("router").counted()
+    answering = now(Figure.BUILD_INFO).present("router", "instance").counted("instance")  # a deployment is one target
     return (
         Alert(
             "Silent",
@@ -142,10 +142,10 @@ def _parts() -> tuple[Alert, ...]:
         ),
         Alert(
             "RouterLost",
-            answering.below_that(now(ClusterFigure.ROUTERS_WANTED).highest()),
+            answering.below_that(now(ClusterFigure.ROUTERS_WANTED).highest("instance")),
             "3m",
             Severity.WARNING,
-            "{{ $value }} routers answer, and the configuration wants more.",
+            "{{ $value }} routers of {{ $labels.instance }} answer, and its configuration wants more.",
             "troubleshooting.md#the-endpoint-does-not-answer",
         ),
     )

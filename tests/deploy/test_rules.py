@@ -200,7 +200,18 @@ def quota_actor_frozen(deployment: Deployment) -> Fired:
 
 def router_lost(deployment: Deployment) -> Fired:
     deployment.lose(router="r2")
-    return {"RouterLost": ({}, "1 routers answer, and the configuration wants more.")}
+    here = {"instance": TARGET["instance"]}
+    return {"RouterLost": (here, "1 routers of 127.0.0.1:8000 answer, and its configuration wants more.")}
+
+
+def router_lost_beside_another_deployment(deployment: Deployment) -> Fired:
+    """One Prometheus watches both, and the other one has all of its routers."""
+    other = {"instance": "127.0.0.1:8001"}
+    deployment.put(sample_name(ClusterFigure.ROUTERS_WANTED), other, steady(3))
+    for router in ("o1", "o2", "o3"):
+        labels = other | {"router": router, "version": "0.6.0", "vllm": "0.32.0"}
+        deployment.put(sample_name(Figure.BUILD_INFO), labels, steady(1))
+    return router_lost(deployment)
 
 
 def endpoint_dead(deployment: Deployment) -> Fired:
@@ -248,6 +259,7 @@ FAULTS: tuple[Fault, ...] = (
     store_dead,
     quota_actor_frozen,
     router_lost,
+    router_lost_beside_another_deployment,
     endpoint_dead,
     requests_fail,
     a_stream_breaks,
