@@ -12,6 +12,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self._is_stopped = False
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
@@ -32,10 +33,17 @@ class Clock:
 
         self.after(span_s, again)
 
-    def run(self, span_s: float, until: Callable[[], bool] = lambda: False) -> None:
-        """So many seconds, or until something holds."""
+    def stop(self) -> None:
+        """End the present run with this event."""
+        self._is_stopped = True
+
+    def run(self, span_s: float) -> None:
+        """So many seconds, or until `stop`."""
         end_s = self.now + span_s
-        while self._events and self._events[0][0] <= end_s and not until():
-            self.now, _, event = heapq.heappop(self._events)
+        events = self._events
+        self._is_stopped = False
+        while events and events[0][0] <= end_s and not self._is_stopped:
+            self.now, _, event = heapq.heappop(events)
             event()
-        self.now = self.now if until() else end_s
+        if not self._is_stopped:
+            self.now = end_s

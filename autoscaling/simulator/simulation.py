@@ -96,11 +96,14 @@ class Simulation:
 
     def run(self, most_s: float = float("inf")) -> None:
         """Until every request has ended, or so many seconds from now."""
-        self.clock.run(most_s, lambda: self._is_read and self.ended == self.offered)
+        if not self._is_complete:
+            self.clock.run(most_s)
 
     def run_for(self, span_s: float) -> None:
         """So many seconds, whatever ends."""
-        self.clock.run(span_s)
+        end_s = self.clock.now + span_s
+        while self.clock.now < end_s:
+            self.clock.run(end_s - self.clock.now)
 
     def use(self) -> list[ReplicaUse]:
         """What the replicas of each model have cost so far."""
@@ -115,10 +118,16 @@ class Simulation:
 
     # Inside
 
+    @property
+    def _is_complete(self) -> bool:
+        return self._is_read and self.ended == self.offered
+
     def _plan_next(self) -> None:
         request = next(self._requests, None)
         if request is None:
             self._is_read = True
+            if self._is_complete:
+                self.clock.stop()
             return
         if request.model not in self._models:
             raise ConfigError(f"a request asks for the model {request.model!r}, which is not simulated", param="model")
@@ -133,6 +142,8 @@ class Simulation:
     def _end(self, end: RequestEnd) -> None:
         self.ended += 1
         self._consume(end)
+        if self._is_complete:
+            self.clock.stop()
 
     def _on_replica(self, model: str, name: str, usable: bool) -> None:
         for router in self.routers:

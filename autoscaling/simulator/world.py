@@ -140,7 +140,7 @@ class World:
     routers: int = 3
     delay_s: float = 0.0005
     turn_s: float = 0.005
-    progress_s: float = 5.0
+    progress_s: float = 10.0
     seed: int = 1
 
     def __post_init__(self) -> None:
