@@ -8,7 +8,27 @@ Never: reads a clock, a file or the machine's randomness; one seed gives one his
 """
 
 from autoscaling.simulator.clock import Clock
-from autoscaling.simulator.engine import SimulatedBatch, SimulatedSequence
-from autoscaling.simulator.profiles import EngineProfile
+from autoscaling.simulator.exchange import RouterLink, VirtualActor
+from autoscaling.simulator.profiles import PROFILES
+from autoscaling.simulator.requests import SimulatedRequest
+from autoscaling.simulator.simulation import Simulation
+from autoscaling.simulator.summary import Summary
+from autoscaling.simulator.synthetic import SyntheticLoad
+from autoscaling.simulator.traces import read_trace
+from autoscaling.simulator.world import ModelPlan, NodePlan, ScalingPlan, World
 
-__all__ = ["Clock", "EngineProfile", "SimulatedBatch", "SimulatedSequence"]
+__all__ = [
+    "PROFILES",
+    "Clock",
+    "ModelPlan",
+    "NodePlan",
+    "RouterLink",
+    "ScalingPlan",
+    "SimulatedRequest",
+    "Simulation",
+    "Summary",
+    "SyntheticLoad",
+    "VirtualActor",
+    "World",
+    "read_trace",
+]

@@ -12,7 +12,6 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._is_stopped = False
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
@@ -33,17 +32,12 @@ class Clock:
 
         self.after(span_s, again)
 
-    def stop(self) -> None:
-        """End the present run with this event."""
-        self._is_stopped = True
-
-    def run(self, span_s: float) -> None:
-        """So many seconds, or until `stop`."""
+    def run(self, span_s: float, until: Callable[[], bool] = lambda: False) -> None:
+        """So many seconds, or until something holds after an event."""
         end_s = self.now + span_s
         events = self._events
-        self._is_stopped = False
-        while events and events[0][0] <= end_s and not self._is_stopped:
+        while events and events[0][0] <= end_s and not until():
             self.now, _, event = heapq.heappop(events)
             event()
-        if not self._is_stopped:
+        if not until():
             self.now = end_s

@@ -96,14 +96,11 @@ class Simulation:
 
     def run(self, most_s: float = float("inf")) -> None:
         """Until every request has ended, or so many seconds from now."""
-        if not self._is_complete:
-            self.clock.run(most_s)
+        self.clock.run(most_s, lambda: self._is_read and self.ended == self.offered)
 
     def run_for(self, span_s: float) -> None:
         """So many seconds, whatever ends."""
-        end_s = self.clock.now + span_s
-        while self.clock.now < end_s:
-            self.clock.run(end_s - self.clock.now)
+        self.clock.run(span_s)
 
     def use(self) -> list[ReplicaUse]:
         """What the replicas of each model have cost so far."""
@@ -111,23 +108,15 @@ class Simulation:
         for scaling in self.scalings:
             profile = scaling.plan.profile
             hours = self.fleet.replica_s(scaling.plan.name) * profile.gpus / 3600.0
-            found.append(
-                ReplicaUse(scaling.plan.name, hours, hours * profile.gpu_hour_price, tuple(scaling.changes))
-            )
+            found.append(ReplicaUse(scaling.plan.name, hours, hours * profile.gpu_hour_price, tuple(scaling.changes)))
         return found
 
     # Inside
-
-    @property
-    def _is_complete(self) -> bool:
-        return self._is_read and self.ended == self.offered
 
     def _plan_next(self) -> None:
         request = next(self._requests, None)
         if request is None:
             self._is_read = True
-            if self._is_complete:
-                self.clock.stop()
             return
         if request.model not in self._models:
             raise ConfigError(f"a request asks for the model {request.model!r}, which is not simulated", param="model")
@@ -142,8 +131,6 @@ class Simulation:
     def _end(self, end: RequestEnd) -> None:
         self.ended += 1
         self._consume(end)
-        if self._is_complete:
-            self.clock.stop()
 
     def _on_replica(self, model: str, name: str, usable: bool) -> None:
         for router in self.routers:

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.core.kv_budget import KV_REQUEST_BLOCKS, LEAD_STEPS, KvBudget
 from serve_app.core.queue import Arrival
 from serve_app.router import RequestRuns
-from serve_app.core.kv_budget import KV_REQUEST_BLOCKS, LEAD_STEPS, KvBudget
 from serve_app.transport import EngineInfo, TokenUsage
 from serve_app.types import RequestClass
 

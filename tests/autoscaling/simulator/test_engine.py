@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaling.simulator import EngineProfile, SimulatedBatch, SimulatedSequence
+from autoscaling.simulator.engine import SimulatedBatch, SimulatedSequence
+from autoscaling.simulator.profiles import EngineProfile
 from serve_app.engine.simulated import Sequence, SequenceState, SimulatedScheduler
 
 # Binary fractions: sums of steps are then exact, whether they are added one by one or multiplied.
