@@ -1,4 +1,4 @@
-"""Virtual time: events in the order of their moments; of those of one moment, the first that was planned comes first."""
+"""Virtual time: events in the order of their moments; at one moment, the first that was planned comes first."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The model is that of `serve_app.engine.simulated.scheduler`: one token for each running sequence and step, chunked
 prefill in the same step, KV that grows with a sequence, recompute preemption of the highest rank (priority, arrival)
-when KV runs out. A step takes `step_s`, `sequence_s` for each sequence, `kv_token_s` for each token of their KV, and the
-time of its prefill.
+when KV runs out. A step takes `step_s`, `sequence_s` for each sequence, `kv_token_s` for each token of their KV, and
+the time of its prefill.
 
 Rules
 - While all running sequences decode, nothing changes until one reaches its end or mark, or until KV runs out: these

@@ -1,12 +1,16 @@
 """How fast one engine replica computes, how long its start takes, and what its GPUs cost.
 
 A measured step model: a step takes `step_s`, `sequence_s` for each sequence, `kv_token_s` for each token of their KV,
-and the time of its prefill. Only `TINY_CPU` was measured (`benchmarks.overload`). **The others are estimates** from data
-sheets, not measurements: decode is bound by memory bandwidth, of which an engine reaches about 0.8, so a step reads the
-weights once and each sequence's KV; prefill is bound by arithmetic, of which an engine reaches about 0.45 on one GPU and
-0.35 on four (`2 x parameters` operations a token). A sequence costs its arithmetic and 20 us of host work. The KV cache
-is what 0.9 of the memory leaves beside weights and activations. Prices are on-demand list prices of large clouds in US
-dollars, rounded: enter your own. Calibrate on your own engine before you plan with any of these.
+and the time of its prefill. Only `TINY_CPU` was measured (`benchmarks.overload`). **The others are estimates** from
+data sheets, not measurements. Calibrate on your own engine before you plan with any of these.
+
+- Decode is bound by memory bandwidth, of which an engine reaches about 0.8: a step reads the weights once and each
+  sequence's KV.
+- Prefill is bound by arithmetic, two operations for each parameter and token, of which an engine reaches about 0.45 on
+  one GPU and 0.35 on four.
+- A sequence costs its arithmetic and 20 us of host work.
+- The KV cache is what 0.9 of the memory leaves beside weights and activations.
+- Prices are on-demand list prices of large clouds in US dollars, rounded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Serve's controller and our policy in virtual time: the numbers that are reported, the decision, the delays, the target.
+"""Serve's controller and our policy in virtual time: the reported numbers, the decision, the delays, the target.
 
-The numbers are as old as in production: each router and the engines report theirs every `metrics_interval_s`, routers in
-turn, and a decision is made every `control_s` from the newest. What a router has not reported for `STALE_INTERVALS`
+The numbers are as old as in production: each router and the engines report theirs every `metrics_interval_s`, routers
+in turn, and a decision is made every `control_s` from the newest. What a router has not reported for `STALE_INTERVALS`
 counts no more. Serve's delays follow the decision (`serve_delays`), then its bounds.
 """
 

@@ -1,8 +1,8 @@
 """A synthetic load by client, as public studies of production services describe it. Seeded, and read as it comes.
 
 About fifty clients: one has 30% of the requests, the first five 65%, the others the rest alike. Most clients are steady
-(gaps of a Gamma distribution with a coefficient of variation of 1.2), some are bursty (5), a few are on and off (about
-15: bursts of some 125 requests at twenty times their rate, then a pause). Lengths are lognormal. A daily curve lies over
+(gaps of a Gamma distribution with a coefficient of variation of 1.2), some are bursty (5), a few are on and off
+(15: bursts of some 125 requests at twenty times their rate, then a pause). Lengths are lognormal. A daily curve lies over
 all of it: time runs faster at noon.
 """
 
@@ -114,7 +114,7 @@ class SyntheticLoad:
                     return
                 prompt, output = self.lengths.draw(draw)
                 yield SimulatedRequest(at_s, f"client-{number:02}", level, self.model, prompt, output)
-                worked_s += _gap_s(draw, mean_s, kind)
+                worked_s += gap_s(draw, mean_s, kind)
             worked_s -= speed * STEP_S
 
     def _curve(self) -> Iterator[tuple[float, float]]:
@@ -127,8 +127,8 @@ class SyntheticLoad:
             yield began_s, 1.0 - self.day_swing * math.cos(2.0 * math.pi * of_day)
 
 
-def _gap_s(draw: random.Random, mean_s: float, kind: float) -> float:
-    """Seconds until a client's next request."""
+def gap_s(draw: random.Random, mean_s: float, kind: float) -> float:
+    """Seconds until a client's next request. `kind`: from 0 to 1, in the order of the shares of kinds."""
     if kind >= STEADY_SHARE + BURSTY_SHARE:
         on_s = mean_s / ON_RATE
         off_s = (mean_s - (1.0 - PAUSE_SHARE) * on_s) / PAUSE_SHARE

@@ -1,5 +1,5 @@
-"""Readers of request traces: Azure's and BurstGPT's CSV, Mooncake's JSON lines, and `serve-app requests --export`. Pure:
-a caller opens the file and hands in its lines.
+"""Readers of request traces: Azure's and BurstGPT's CSV, Mooncake's JSON lines, `serve-app requests --export`. Pure: a
+caller opens the file and hands in its lines.
 
 Every reader gives requests in the order of their moments, which count from the first one. An answer has at least one
 token, and a prompt, too: engines run nothing less. A file that is not what it should be is refused, with the line and

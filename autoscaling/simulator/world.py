@@ -13,6 +13,7 @@ from serve_app.errors import ConfigError
 from serve_app.types import RequestClass
 
 QUEUE_POLICY = QueuePolicy(max_queued=1000, max_wait_s=60.0)
+DELAYS = ServeDelays()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class ScalingPlan:
     look_back_s: float = 5.0
     metrics_interval_s: float = 1.0
     control_s: float = 0.25
-    delays: ServeDelays = ServeDelays()
+    delays: ServeDelays = DELAYS
 
     def __post_init__(self) -> None:
         first = self.min_replicas if self.initial_replicas is None else self.initial_replicas

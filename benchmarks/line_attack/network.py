@@ -1,7 +1,7 @@
 """Routers and the quota actor joined by a network with round trips, in virtual time; no Ray and nothing that waits.
 
 Both ends, and what their shells do, are those of `autoscaling.simulator`: `VirtualActor` and `RouterLink`. Here are the
-engines, which have slots and KV tokens and run nothing, and callers who ask, are charged, and end what they were granted.
+engines, which have slots and KV tokens and run nothing, and callers who ask, are charged, and end what was granted.
 """
 
 from __future__ import annotations
