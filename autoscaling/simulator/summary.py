@@ -11,7 +11,12 @@ from autoscaling.simulator.requests import RequestEnd
 from serve_app.types import Outcome, RequestClass
 
 GROWTH = 1.01  # of a bucket: a quantile is exact to half a per cent
+PER_E = 1.0 / math.log(GROWTH)
 LEAST_S = 1e-4
+
+
+def _bucket(seconds: float) -> int:
+    return round(math.log(max(seconds, LEAST_S)) * PER_E)
 
 
 class TimeHistogram:
@@ -22,8 +27,13 @@ class TimeHistogram:
         self.count = 0
 
     def add(self, seconds: float) -> None:
-        self._buckets[round(math.log(max(seconds, LEAST_S), GROWTH))] += 1
+        self._buckets[_bucket(seconds)] += 1
         self.count += 1
+
+    def count_within(self, seconds: float) -> int:
+        """How many were no longer, to the nearest bucket."""
+        most = _bucket(seconds)
+        return sum(count for bucket, count in self._buckets.items() if bucket <= most)
 
     def quantile(self, share: float) -> float | None:
         """The time that this share does not exceed; None: there was none."""

@@ -1,8 +1,8 @@
 """A synthetic load by client, as public studies of production services describe it. Seeded, and read as it comes.
 
 About fifty clients: one has 30% of the requests, the first five 65%, the others the rest alike. Most clients are steady
-(gaps of a Gamma distribution with a coefficient of variation of 1.2), some are bursty (5), a few are on and off
-(15: bursts of some 125 requests at twenty times their rate, then a pause). Lengths are lognormal. A daily curve lies over
+(gaps of a Gamma distribution with a coefficient of variation of 1.2), some are bursty (5), a few are on and off (15:
+bursts of some 125 requests at twenty times their rate, then a pause). Lengths are lognormal. A daily curve lies over
 all of it: time runs faster at noon.
 """
 

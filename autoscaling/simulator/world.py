@@ -156,6 +156,8 @@ class World:
         for fault in self.faults:
             if isinstance(fault, ReplicaDeath) and fault.model not in known:
                 raise ConfigError(f"faults: there is no model {fault.model!r}", param="faults")
+            if isinstance(fault, RouterSilence) and not 0 <= fault.router < self.routers:
+                raise ConfigError(f"faults: there is no router {fault.router}", param="faults")
         if self.routers < 1:
             raise ConfigError(f"routers is {self.routers}", param="routers")
 

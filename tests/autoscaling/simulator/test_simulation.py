@@ -131,7 +131,7 @@ def test_waits_are_those_of_erlang_c() -> None:
 
 def test_requests_of_a_dead_replica_go_on_elsewhere_with_what_they_have() -> None:
     plan = world(ScalingPlan(2, 2), faults=(ReplicaDeath(2.0, MODEL),))
-    simulation, ends = simulated(plan, [request(0.1 * at, 200) for at in range(6)])
+    simulation, ends = simulated(plan, [request(0.1 * at, 200) for at in range(4)])
     assert {end.outcome for end in ends} == {Outcome.OK}
     moved = [end for end in ends if end.runs > 1]
     assert moved
