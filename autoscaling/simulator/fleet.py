@@ -32,7 +32,7 @@ OnReplica = Callable[[str, str, bool], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaCounts:
+class FleetCounts:
     """Replicas of a model by what they do. `blocked`: they wait for memory."""
 
     running: int
@@ -112,10 +112,10 @@ class Fleet:
         self._on_replica(model, replica.name, False)
         replica.die()
 
-    def counts(self, model: str) -> ReplicaCounts:
+    def counts(self, model: str) -> FleetCounts:
         """How many replicas a model has."""
         states = [one.state for one in self._of(model)]
-        return ReplicaCounts(
+        return FleetCounts(
             running=states.count(ReplicaState.RUNNING),
             target=self._targets[model],
             unplaced=states.count(ReplicaState.UNPLACED),

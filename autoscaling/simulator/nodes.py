@@ -21,7 +21,7 @@ LOOK_S = 5.0  # between looks for idle nodes
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GpuPlace:
     """GPUs of a node, by number."""
 
     node: str
@@ -67,18 +67,18 @@ class Nodes:
     def replicas_on(self, node: str) -> int:
         return self._nodes[node].replicas
 
-    def place(self, gpus: int) -> Place | None:
+    def place(self, gpus: int) -> GpuPlace | None:
         """Take so many GPUs of one node; None: no node has them free."""
         rooms = [node for node in self._nodes.values() if len(node.free) >= gpus]
         if not rooms:
             return None
-        node = min(rooms, key=lambda one: len(one.free))
+        node = min(rooms, key=lambda room: len(room.free))
         taken = tuple(node.free[:gpus])
         del node.free[:gpus]
         node.replicas += 1
-        return Place(node.name, taken)
+        return GpuPlace(node.name, taken)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: GpuPlace) -> None:
         """The GPUs of a replica are free again."""
         node = self._nodes[place.node]
         node.free = sorted([*node.free, *place.gpus])

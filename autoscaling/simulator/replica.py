@@ -11,7 +11,7 @@ from typing import Protocol
 
 from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.engine import SimulatedBatch, SimulatedSequence
-from autoscaling.simulator.nodes import Place
+from autoscaling.simulator.nodes import GpuPlace
 from autoscaling.simulator.world import ModelPlan
 from serve_app.core.memory import EngineReport
 
@@ -54,7 +54,7 @@ class Replica:
     plan: ModelPlan
     clock: Clock
     state: ReplicaState = ReplicaState.UNPLACED
-    place: Place | None = None
+    place: GpuPlace | None = None
     report: EngineReport | None = None
     placed_s: float = 0.0
     runs: dict[SimulatedSequence, ReplicaRun] = field(default_factory=dict)

@@ -46,7 +46,7 @@ class TimeHistogram:
 
 
 @dataclass(slots=True)
-class ClassFigures:
+class ClassSummary:
     """Requests of one class.
 
     Args:
@@ -72,13 +72,13 @@ class ClassFigures:
 class Summary:
     """All requests of a run; `add` takes each end."""
 
-    by_class: dict[RequestClass, ClassFigures] = field(default_factory=dict)
+    by_class: dict[RequestClass, ClassSummary] = field(default_factory=dict)
     runs: int = 0
     last_s: float = 0.0
 
     def add(self, end: RequestEnd) -> None:
         """A request has ended."""
-        figures = self.by_class.setdefault(end.request_class, ClassFigures())
+        figures = self.by_class.setdefault(end.request_class, ClassSummary())
         figures.offered += 1
         figures.outcomes[end.outcome] += 1
         figures.output_tokens += end.output_tokens
@@ -98,7 +98,7 @@ class Summary:
 
     @property
     def attainment(self) -> float | None:
-        """As `ClassFigures.attainment`, of all classes."""
+        """As `ClassSummary.attainment`, of all classes."""
         return sum(figures.in_time for figures in self._all()) / self.offered if self.offered else None
 
     @property
@@ -106,5 +106,5 @@ class Summary:
         """Output tokens of requests that met their level: the goodput, times the span."""
         return sum(figures.good_tokens for figures in self._all())
 
-    def _all(self) -> Iterator[ClassFigures]:
+    def _all(self) -> Iterator[ClassSummary]:
         return iter(self.by_class.values())

@@ -70,7 +70,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, list[SimulatedRequest]]:
             max_size=30,
         )
     )
-    return plan, sorted(requests, key=lambda one: one.at_s)
+    return plan, sorted(requests, key=lambda asked: asked.at_s)
 
 
 @settings(max_examples=40, deadline=None)
@@ -110,7 +110,8 @@ def test_one_seed_gives_one_history() -> None:
 
 def test_waits_are_those_of_erlang_c() -> None:
     """Four servers, Poisson arrivals, exponential answers: 4 slots, 80% of them busy."""
-    servers, load = 4, 3.2
+    servers = 4
+    load = 3.2
     draw = random.Random(5)
     at_s = 0.0
     requests = []

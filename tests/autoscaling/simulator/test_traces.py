@@ -93,7 +93,7 @@ def test_our_own_export_keeps_classes_sessions_and_blocks_and_what_was_refused()
         ("", "trace", "line 1"),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_line_and_the_field(text: str, param: str, words: str) -> None:
+def test_a_wrong_file_is_refused_by_place_and_field(text: str, param: str, words: str) -> None:
     with pytest.raises(BadRequest, match=words) as refused:
         read(text)
     assert refused.value.param == param
