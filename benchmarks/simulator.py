@@ -1,12 +1,13 @@
-"""How fast the simulator is: `python -m benchmarks.simulator [--quick] [--replicas 1,8,64,1000] [--load 0.6]`.
+"""How fast the simulator is: `python -m benchmarks.simulator [--quick] [--replicas 1,8,64,1000] [--load 0.4]`.
 
 A synthetic load of chats (`autoscaling.simulator.SyntheticLoad`) on a fixed number of replicas of a profile, at a part
 of what these can produce. Every request takes the way of production: estimate, replica choice, KV budget, the queue of
 three routers and the quota actor, a replica's batch, its end. Times are CPU seconds of one core: other processes of the
 machine do not count, but for what they take of its caches.
 
-Figures by number of replicas: requests a minute of CPU, seconds of virtual time that one takes, the share of the first
-tokens within a second. Then the share of CPU time by part, of a profiled run, which takes several times as long.
+Figures by number of replicas: requests a minute of CPU, the virtual time, the share of the first tokens within a second,
+refusals, messages to the quota actor. While requests wait, each event is such a message, and these cost most. Then the
+share of CPU time by part, of a profiled run, which takes several times as long.
 
 Prints conditions, tables, and as its last line one JSON object; its bar is 100,000 requests a minute at 64 replicas.
 """
@@ -74,6 +75,7 @@ class Speed:
     cpu_s: float
     in_time: float
     refused: int
+    messages: int
 
 
 def world(replicas: int) -> World:
@@ -111,6 +113,7 @@ def measure(replicas: int, load: float, count: int, seed: int) -> Speed:
         round(cpu_s, 2),
         round(in_time / len(asked), 4),
         sum(figures.refusals.total() for figures in summary.by_class.values()),
+        sum(router.link.messages for router in simulation.routers),
     )
 
 
@@ -140,14 +143,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator", description=str(__doc__))
     parser.add_argument("--quick", action="store_true", help="fewer requests")
     parser.add_argument("--replicas", default=",".join(map(str, REPLICAS)), help="numbers of replicas")
-    parser.add_argument("--load", type=float, default=0.6, help="part of what the replicas can produce")
+    parser.add_argument("--load", type=float, default=0.4, help="part of what the replicas can produce")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     console = Console(stderr=True)
     conditions = here(profile=asdict(PROFILE), load=options.load, seed=options.seed)
     console.print(conditions)
     count = QUICK_REQUESTS if options.quick else REQUESTS
-    table = Table("replicas", "requests", "requests/min of CPU", "virtual s", "CPU s", "in time", "refused")
+    table = Table("replicas", "requests", "requests/min of CPU", "virtual s", "CPU s", "in time", "refused", "messages")
     found: dict[str, Any] = {}
     for replicas in map(int, options.replicas.split(",")):
         speed = measure(replicas, options.load, count, options.seed)

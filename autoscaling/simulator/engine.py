@@ -116,10 +116,6 @@ class SimulatedBatch:
         """When to call `advance` next; None: the engine is idle."""
         return self._due
 
-    def fits(self, tokens: int) -> bool:
-        """Whether an empty engine has room for a sequence of so many tokens."""
-        return tokens <= self.profile.kv_tokens
-
     def add(self, sequence: SimulatedSequence, now: float) -> None:
         """Add a new sequence, which waits for a slot.
 
@@ -128,7 +124,7 @@ class SimulatedBatch:
         """
         if sequence.prompt_tokens < 1 or sequence.max_tokens <= sequence.produced:
             raise ValueError(f"{sequence.prompt_tokens} prompt and {sequence.max_tokens} output tokens")
-        if not self.fits(sequence.prompt_tokens + sequence.max_tokens):
+        if sequence.prompt_tokens + sequence.max_tokens > self.profile.kv_tokens:
             raise ValueError(f"{sequence.prompt_tokens + sequence.max_tokens} tokens, {self.profile.kv_tokens} fit")
         sequence.order = self._arrivals
         self._arrivals += 1

@@ -18,7 +18,7 @@ from serve_app.core.limits import LimitDecision
 from serve_app.core.memory import CheckpointKey, Device
 from serve_app.core.queue import Action
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
+from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue
 from serve_app.core.times import ACTOR_RETRY_S, ACTOR_TICK_S, ROUTER_HEARTBEAT_S, WATCH_S
 
 # As in `serve_app.router.queue_client`.
@@ -233,7 +233,7 @@ class RouterLink:
     def _report(self) -> None:
         soonest_s = REPORT_S if self.queue.router_session.state.contended else CALM_REPORT_S
         now = self.clock.now
-        report_s = max(soonest_s, REPORT_EACH_S * len(self.queue.in_flight.running))
+        report_s = max(soonest_s, REPORT_EACH_S * min(BATCH, len(self.queue.in_flight.running)))
         if now >= self._beat_s + ROUTER_HEARTBEAT_S or (self.queue.has_reports and now >= self._sent_s + report_s):
             self._beat_s = now
             self._send(beat=True)

@@ -38,7 +38,7 @@ class RequestEnd(NamedTuple):
         refused: why it was refused; empty: it was not.
         replica: on which it ran last; empty: it never ran.
         runs: on replicas; more than one: it was stopped for others, or lost a replica.
-        is_in_time: whether its first token came within its class's `ttft_slo_s`.
+        is_in_time: whether it met the level of its class (`serve_app.core.receipts.judge`).
     """
 
     number: int

@@ -26,6 +26,7 @@ from serve_app.core.estimate import Estimator, ObservedUse, RequestCost
 from serve_app.core.kv_budget import KvBudget
 from serve_app.core.limits import Charged, LimitDecision, LimitedRequest
 from serve_app.core.queue import Action, Arrival, Grant, Preempt, Refuse
+from serve_app.core.receipts import ServiceLevel, SloVerdict, judge
 from serve_app.core.routing import FREE_SHARE, BoundedRing
 from serve_app.types import Outcome, RequestClass
 
@@ -368,11 +369,10 @@ class VirtualRouter:
         now = self._clock.now
         used = offered.request.prompt_tokens + offered.delivered if offered.first_s is not None else None
         self.queue.limits.on_end(offered.request_id, used, 0, now)
-        level_s = self._plan(request).ttft_slo_s
         first_s = offered.first_s
-        is_in_time = outcome is Outcome.OK and first_s is not None
-        if level_s is not None and first_s is not None:
-            is_in_time = is_in_time and first_s - offered.offered_s <= level_s
+        ttft_s = None if first_s is None else first_s - offered.offered_s
+        level = ServiceLevel(self._plan(request).ttft_slo_s)
+        verdict = judge(level, outcome, now - offered.offered_s, ttft_s, None)
         self._on_end(
             RequestEnd(
                 offered.number,
@@ -389,7 +389,7 @@ class VirtualRouter:
                 refused,
                 offered.replica,
                 offered.runs,
-                is_in_time,
+                verdict is SloVerdict.MET,
             )
         )
 

@@ -18,7 +18,6 @@ from autoscaling.simulator.requests import RequestEnd, SimulatedRequest
 from autoscaling.simulator.router import VirtualRouter
 from autoscaling.simulator.scaling import ModelScaling, ReplicaPolicy, TargetChange
 from autoscaling.simulator.world import ModelPlan, ReplicaDeath, RouterSilence, World
-from serve_app.errors import ConfigError
 
 SETTLE_S = 2.0  # before the first request: routers know the replicas, and have credit
 MakePolicy = Callable[[ModelPlan], ReplicaPolicy]
@@ -47,7 +46,7 @@ class Simulation:
         make_policy: the policy of a model.
 
     Raises:
-        ConfigError: no node has room for the replicas that run at first.
+        ConfigError: a request asks for a model that is not simulated; also later, when it is read.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Simulation:
         self.offered = 0
         self.ended = 0
         self._is_read = False  # whether the last request has come
-        self._models = {plan.name: plan for plan in world.models}
+        self._world = world
         self.nodes = Nodes(world.nodes, self.clock)
         self.actor = VirtualActor(self.clock, self.nodes.devices)
         self.fleet = Fleet(
@@ -111,6 +110,11 @@ class Simulation:
             found.append(ReplicaUse(scaling.plan.name, hours, hours * profile.gpu_hour_price, tuple(scaling.changes)))
         return found
 
+    @property
+    def node_hours(self) -> float:
+        """Hours of all nodes so far, whatever ran there."""
+        return self.nodes.node_s / 3600.0
+
     # Inside
 
     def _plan_next(self) -> None:
@@ -118,8 +122,7 @@ class Simulation:
         if request is None:
             self._is_read = True
             return
-        if request.model not in self._models:
-            raise ConfigError(f"a request asks for the model {request.model!r}, which is not simulated", param="model")
+        self._world.model(request.model)
         self.clock.at(self.began_s + request.at_s, lambda: self._offer(request))
 
     def _offer(self, request: SimulatedRequest) -> None:

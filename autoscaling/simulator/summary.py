@@ -50,6 +50,7 @@ class ClassSummary:
     """Requests of one class.
 
     Args:
+        offered: without bad requests, which no system could serve.
         in_time: answered, with the first token within its level.
         good_tokens: of output, of those.
     """
@@ -79,8 +80,9 @@ class Summary:
     def add(self, end: RequestEnd) -> None:
         """A request has ended."""
         figures = self.by_class.setdefault(end.request_class, ClassSummary())
-        figures.offered += 1
         figures.outcomes[end.outcome] += 1
+        if end.outcome is not Outcome.BAD_REQUEST:
+            figures.offered += 1
         figures.output_tokens += end.output_tokens
         self.runs += end.runs
         self.last_s = max(self.last_s, end.ended_s)

@@ -36,6 +36,14 @@ def test_more_is_asked_for_some_steps_before_it_is_needed() -> None:
     assert budget.tokens == 64 + KV_REQUEST_BLOCKS * BLOCK
 
 
+def test_the_tokens_until_the_next_request_are_known_before() -> None:
+    budget = KvBudget(arrival(16, 48), INFO)
+    for _ in range(5):
+        until = budget.until_request
+        assert asked_for(budget, *[1] * (until - 1)) == []
+        assert len(asked_for(budget, 1)) == 1
+
+
 def test_a_request_that_is_given_all_it_asks_for_never_asks_for_more() -> None:
     budget = KvBudget(arrival(10, 100), INFO, max_output_tokens=100)
     assert asked_for(budget, *[1] * 100) == []

@@ -54,6 +54,8 @@ def test_replicas_without_room_wait_for_further_nodes_which_are_given_back() -> 
     simulation.run()
     simulation.run_for(60.0)
     assert len(simulation.nodes.devices()) == 1
+    one_node_hours = simulation.clock.now / 3600.0
+    assert one_node_hours < simulation.node_hours < 2 * one_node_hours
     assert {end.outcome for end in ends} == {Outcome.OK}
     assert len({end.replica for end in ends}) == 2
 
