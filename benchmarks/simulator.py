@@ -5,9 +5,9 @@ of what these can produce. Every request takes the way of production: estimate, 
 three routers and the quota actor, a replica's batch, its end. Times are CPU seconds of one core: other processes of the
 machine do not count, but for what they take of its caches.
 
-Figures by number of replicas: requests a minute of CPU, the virtual time, the share of the first tokens within a second,
-refusals, messages to the quota actor. While requests wait, each event is such a message, and these cost most. Then the
-share of CPU time by part, of a profiled run, which takes several times as long.
+Figures by number of replicas: requests a minute of CPU, the virtual time, the share of the first tokens within a
+second, refusals, messages to the quota actor. While requests wait, each event is such a message, and these cost most.
+Then the share of CPU time by part, of a profiled run, which takes several times as long.
 
 Prints conditions, tables, and as its last line one JSON object; its bar is 100,000 requests a minute at 64 replicas.
 """
