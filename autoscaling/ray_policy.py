@@ -21,7 +21,7 @@ from ray.util.metrics import Counter
 
 from autoscaling import readings
 from autoscaling.placement_hook import StartPlacer, placer_of_this_process
-from autoscaling.policies import Cause, Decision, OngoingRequestsPolicy, Signals, within_scale_up_limit
+from autoscaling.policies import STALE_INTERVALS, Cause, Decision, OngoingRequestsPolicy, Signals, within_scale_up_limit
 from autoscaling.readings import RouterCounts
 from autoscaling.scaling_events import ScalingEvents
 from autoscaling.unplaced import NONE, ReplicaCounts, UnplacedReplicas
@@ -30,8 +30,6 @@ from serve_app.ray_adapter import end_on_sigterm, session_folder
 from serve_app.system import keep_events, set_up_log
 
 logger = logging.getLogger("ray.serve")
-
-STALE_INTERVALS = 5.0  # a replica on a busy machine misses one or two reports, hardly ever four in a row
 
 Contexts = Mapping[Any, AutoscalingContext]  # by Serve's DeploymentID
 States = dict[Any, dict[str, Any]]

@@ -21,7 +21,6 @@ import argparse
 import hashlib
 import heapq
 import itertools
-import json
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ from rich.table import Table
 
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
-from benchmarks.common.traces import DATA, MOONCAKE_FILE, TraceMissingError, located
+from benchmarks.common.traces import DATA, MOONCAKE_FILE, TraceMissingError, recorded
 from serve_app.core.routing import FREE_SHARE, LOAD_BOUND, BoundedRing
 
 REPLICAS = 8
@@ -57,7 +56,7 @@ class Request:
 
     at_s: float
     key: str
-    blocks: tuple[int, ...]
+    blocks: tuple[str, ...]
     prompt_tokens: int
     output_tokens: int
 
@@ -81,22 +80,20 @@ def load_trace(folder: Path, most: int | None) -> list[Request]:
     Raises:
         TraceMissingError: it is not in the folder.
     """
-    with located(folder, MOONCAKE_FILE).open() as lines:
-        rows = [json.loads(line) for line in itertools.islice(lines, most)]
     return [
-        request(row["timestamp"] / 1000, tuple(row["hash_ids"]), row["input_length"], row["output_length"])
-        for row in rows
+        request(one.at_s, one.prefix_blocks, one.prompt_tokens, one.output_tokens)
+        for one in recorded(folder, MOONCAKE_FILE)[:most]
     ]
 
 
-def request(at_s: float, blocks: tuple[int, ...], prompt_tokens: int, output_tokens: int) -> Request:
+def request(at_s: float, blocks: tuple[str, ...], prompt_tokens: int, output_tokens: int) -> Request:
     """A request with its key."""
     return Request(at_s, "/".join(map(str, blocks[:KEY_BLOCKS])), blocks, prompt_tokens, output_tokens)
 
 
 def heated(requests: Sequence[Request]) -> list[Request]:
     """Every third one begins with one and the same prefix."""
-    hot = tuple(range(-HOT_BLOCKS, 0))
+    hot = tuple(f"hot-{number}" for number in range(HOT_BLOCKS))
     return [
         request(one.at_s, (*hot, *one.blocks[HOT_BLOCKS:]), one.prompt_tokens, one.output_tokens)
         if number % HOT_EVERY == 0

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from tests.syntax import nodes, parsed
 
 # What a pure core may name besides the standard library.
-CORE_FOLDERS = ("serve_app/core", "autoscaling/policies")
+CORE_FOLDERS = ("serve_app/core", "autoscaling/policies", "autoscaling/simulator")
 CORE_FILES = ("autoscaling/policies/signals.py",)
 CORE_MAY_IMPORT = (
     "serve_app.core",
@@ -19,6 +19,7 @@ CORE_MAY_IMPORT = (
     "serve_app.errors",
     "autoscaling.policies",
     "autoscaling.policies.signals",
+    "autoscaling.simulator",
 )
 # No clock, no randomness of its own, no I/O, nothing that runs beside the caller.
 CLOCKS = {"datetime", "time"}

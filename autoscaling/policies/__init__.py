@@ -6,6 +6,14 @@ Never: reads a clock or asks Ray; standard library only.
 """
 
 from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy, within_scale_up_limit
-from autoscaling.policies.signals import Cause, Decision, ScaleUpLimit, Signals
+from autoscaling.policies.signals import STALE_INTERVALS, Cause, Decision, ScaleUpLimit, Signals
 
-__all__ = ["Cause", "Decision", "OngoingRequestsPolicy", "ScaleUpLimit", "Signals", "within_scale_up_limit"]
+__all__ = [
+    "STALE_INTERVALS",
+    "Cause",
+    "Decision",
+    "OngoingRequestsPolicy",
+    "ScaleUpLimit",
+    "Signals",
+    "within_scale_up_limit",
+]

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from autoscaling.policies import OngoingRequestsPolicy, Signals
+from autoscaling.simulator import Clock
 from benchmarks.batch_day.plan import HOUR_S, BatchPlan, ModelPlan, Person
 from benchmarks.common.own_pools import set_replica
 from benchmarks.fairness.simulation import NEVER_S, SHIPPED, Shape
-from benchmarks.line_attack.network import Clock
 from serve_app.core.batches import ModelFigures, ModelPace, WaitingRows, share_rows
 from serve_app.core.queue import Action, Admission, Arrival, Grant
 from serve_app.types import RequestClass

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import random
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
+
+from autoscaling.simulator import SimulatedRequest, read_trace
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 AZURE_FILE = "azure_llm_2023_conversation.csv"
@@ -44,6 +43,12 @@ def located(folder: Path, name: str) -> Path:
     return folder / name
 
 
+def recorded(folder: Path, name: str) -> list[SimulatedRequest]:
+    """The requests of a trace. TraceMissingError: it is not in the folder."""
+    with located(folder, name).open() as lines:
+        return read_trace(lines, MODEL)
+
+
 def request(draw: random.Random, at_s: float, tenant: str, prompt: int, output: int) -> Request:
     """A request of a trace with a text of drawn size."""
     per_token = BYTES_PER_TOKEN * math.exp(draw.gauss(0.0, BYTES_SIGMA))
@@ -52,19 +57,13 @@ def request(draw: random.Random, at_s: float, tenant: str, prompt: int, output: 
 
 def azure(folder: Path, draw: random.Random) -> list[Request]:
     """The Azure trace as one tenant. TraceMissingError: it is not in the folder."""
-    with located(folder, AZURE_FILE).open() as lines:
-        rows = list(csv.DictReader(lines))
-    moments = [datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp() for row in rows]
-    return [
-        request(draw, moment - moments[0], "azure", int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-        for moment, row in zip(moments, rows, strict=True)
-    ]
+    return _with_texts(recorded(folder, AZURE_FILE), draw)
 
 
 def mooncake(folder: Path, draw: random.Random) -> list[Request]:
     """The Mooncake trace as one tenant. TraceMissingError: it is not in the folder."""
-    with located(folder, MOONCAKE_FILE).open() as lines:
-        rows = [json.loads(line) for line in lines]
-    return [
-        request(draw, row["timestamp"] / 1000, "mooncake", row["input_length"], row["output_length"]) for row in rows
-    ]
+    return _with_texts(recorded(folder, MOONCAKE_FILE), draw)
+
+
+def _with_texts(found: list[SimulatedRequest], draw: random.Random) -> list[Request]:
+    return [request(draw, one.at_s, one.tenant, one.prompt_tokens, one.output_tokens) for one in found]

@@ -9,14 +9,13 @@ Invariant: the same seed, rate and span give the same requests, whichever arm th
 
 from __future__ import annotations
 
-import csv
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.common.traces import AZURE_FILE, located
+from benchmarks.common.traces import AZURE_FILE, recorded
 from benchmarks.common.workload import CHAT_PATH, chat, post
 from serve_app.engine import WORDS
 
@@ -60,8 +59,7 @@ def lengths(folder: Path, longest: int) -> Lengths:
     Raises:
         TraceMissingError: the trace is not in the folder.
     """
-    with located(folder, AZURE_FILE).open() as lines:
-        rows = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(lines)]
+    rows = [(one.prompt_tokens, one.output_tokens) for one in recorded(folder, AZURE_FILE)]
     return scaled(rows, longest)
 
 

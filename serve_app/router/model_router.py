@@ -24,13 +24,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
+from serve_app.core.kv_budget import KvBudget
 from serve_app.core.queue import Arrival, Preempt, WaitReason
 from serve_app.core.routing import AffinityKey, RetryBudget, TargetReason
 from serve_app.core.times import MAX_RETRY_PAUSE_S
 from serve_app.errors import EngineUnreachable, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger
-from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue, queue_policy
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.replicas import ReplicaSet, ResultReporter

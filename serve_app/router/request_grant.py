@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from serve_app.core.kv_budget import KvBudget
 from serve_app.core.queue import Arrival
-from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue
 from serve_app.router.replicas import ReplicaSet
 from serve_app.transport import ResponseStream, TokenUsage

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ray.serve import autoscaling_policy
 
 from autoscaling import ray_policy, readings
-from autoscaling.ray_policy import STALE_INTERVALS, ScalingPolicy, newest_reports
+from autoscaling.policies import STALE_INTERVALS
+from autoscaling.ray_policy import ScalingPolicy, newest_reports
 from autoscaling.unplaced import ReplicaCounts
 from serve_app.names import ROUTER
 from tests.autoscaling.fake_serve import ENGINE, GARBAGE, MODEL, Controller, FakeServe, Point, quick

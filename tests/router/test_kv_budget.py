@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.core.kv_budget import KV_REQUEST_BLOCKS, LEAD_STEPS, KvBudget
 from serve_app.core.queue import Arrival
 from serve_app.router import RequestRuns
-from serve_app.router.kv_budget import KV_REQUEST_BLOCKS, LEAD_STEPS, KvBudget
 from serve_app.transport import EngineInfo, TokenUsage
 from serve_app.types import RequestClass
 
@@ -34,6 +34,14 @@ def test_more_is_asked_for_some_steps_before_it_is_needed() -> None:
     assert asked_for(budget, 48 - LEAD_STEPS) == []
     assert asked_for(budget, 1) == [KV_REQUEST_BLOCKS * BLOCK]
     assert budget.tokens == 64 + KV_REQUEST_BLOCKS * BLOCK
+
+
+def test_the_tokens_until_the_next_request_are_known_before() -> None:
+    budget = KvBudget(arrival(16, 48), INFO)
+    for _ in range(5):
+        until = budget.until_request
+        assert asked_for(budget, *[1] * (until - 1)) == []
+        assert len(asked_for(budget, 1)) == 1
 
 
 def test_a_request_that_is_given_all_it_asks_for_never_asks_for_more() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from serve_app.core.kv_budget import KV_REQUEST_BLOCKS, KvBudget
 from serve_app.core.queue.admission import Arrival
 from serve_app.router import request_grant
-from serve_app.router.kv_budget import KV_REQUEST_BLOCKS, KvBudget
 from serve_app.router.request_grant import RequestGrant
 from serve_app.transport import TokenUsage
 from serve_app.types import RequestClass

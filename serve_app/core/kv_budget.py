@@ -8,12 +8,26 @@ never requests more than it can use.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from serve_app.core.memory import GROWTH_SHARE
 from serve_app.core.queue import Arrival
-from serve_app.transport import EngineInfo
 
 KV_REQUEST_BLOCKS = 4  # requested at once by a request that exceeds its estimate: one call a block would be too many
 LEAD_STEPS = 4  # engine steps, so tokens of each sequence, that are done before the router receives their tokens
+
+
+class KvLimits(Protocol):
+    """The limits of a model's engines, in tokens."""
+
+    @property
+    def kv_block_tokens(self) -> int: ...
+
+    @property
+    def kv_cache_tokens(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
 
 
 class KvBudget:
@@ -29,7 +43,7 @@ class KvBudget:
     def __init__(
         self,
         arrival: Arrival,
-        info: EngineInfo | None,
+        info: KvLimits | None,
         max_output_tokens: int | None = None,
         sequences: int = 0,
     ) -> None:
@@ -60,6 +74,11 @@ class KvBudget:
         is shorter is there for it. `on_output` requests what is missing."""
         more, self._prompt_tokens = tokens - self._prompt_tokens, tokens
         self._unused_output_tokens -= more
+
+    @property
+    def until_request(self) -> int:
+        """Output tokens until `on_output` requests more; at least 1."""
+        return max(1, self._unused_output_tokens - LEAD_STEPS * self._sequences + 1)
 
     def on_output(self, tokens: int) -> int:
         """Count new output tokens; returns how many KV tokens to request because the output will soon exceed the

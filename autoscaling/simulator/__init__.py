@@ -1,0 +1,34 @@
+"""One simulator of clusters: discrete events in virtual time, on the code that decides in production.
+
+Decides: nothing that production decides. It drives the queues of routers and quota actor, the ledger, the replica
+choice, limits, estimates and scaling policies, and models what is around them: engines by a measured step model, nodes,
+starts, failures, clients, and Serve's delays.
+In: a `World`, a load of `SimulatedRequest`, a policy. Out: a `RequestEnd` for each request, targets, GPU hours.
+Never: reads a clock, a file or the machine's randomness; one seed gives one history.
+"""
+
+from autoscaling.simulator.clock import Clock
+from autoscaling.simulator.exchange import RouterLink, VirtualActor
+from autoscaling.simulator.profiles import PROFILES
+from autoscaling.simulator.requests import SimulatedRequest
+from autoscaling.simulator.simulation import Simulation
+from autoscaling.simulator.summary import Summary
+from autoscaling.simulator.synthetic import SyntheticLoad
+from autoscaling.simulator.traces import read_trace
+from autoscaling.simulator.world import ModelPlan, NodePlan, ScalingPlan, World
+
+__all__ = [
+    "PROFILES",
+    "Clock",
+    "ModelPlan",
+    "NodePlan",
+    "RouterLink",
+    "ScalingPlan",
+    "SimulatedRequest",
+    "Simulation",
+    "Summary",
+    "SyntheticLoad",
+    "VirtualActor",
+    "World",
+    "read_trace",
+]

@@ -1,0 +1,58 @@
+"""One request before and after the simulation: frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from serve_app.types import Outcome, RequestClass
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRequest:
+    """A request of a trace or of a synthetic load.
+
+    Args:
+        at_s: when it is offered, from the beginning of the load.
+        session: its requests share a replica while that has room; None: it is of no session.
+        prefix_blocks: hashes of the blocks of its prompt, each with all before it; empty: not known.
+    """
+
+    at_s: float
+    tenant: str
+    request_class: RequestClass
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    session: str | None = None
+    prefix_blocks: tuple[str, ...] = ()
+
+
+class RequestEnd(NamedTuple):
+    """What became of a request; moments are seconds from the beginning of the simulation.
+
+    Args:
+        number: of the request, in the order of arrivals.
+        granted_s, first_s: of its first grant and its first token; None: there was none.
+        output_tokens: that its client has received.
+        refused: why it was refused; empty: it was not.
+        replica: on which it ran last; empty: it never ran.
+        runs: on replicas; more than one: it was stopped for others, or lost a replica.
+        is_in_time: whether it met the level of its class (`serve_app.core.receipts.judge`).
+    """
+
+    number: int
+    request_class: RequestClass
+    tenant: str
+    model: str
+    offered_s: float
+    granted_s: float | None
+    first_s: float | None
+    ended_s: float
+    prompt_tokens: int
+    output_tokens: int
+    outcome: Outcome
+    refused: str
+    replica: str
+    runs: int
+    is_in_time: bool

@@ -1,0 +1,135 @@
+"""Serve's controller and our policy in virtual time: the reported numbers, the decision, the delays, the target.
+
+The numbers are as old as in production: each router and the engines report theirs every `metrics_interval_s`, routers
+in turn, and a decision is made every `control_s` from the newest. What a router has not reported for `STALE_INTERVALS`
+counts no more. Serve's delays follow the decision (`serve_delays`), then its bounds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from autoscaling.policies import STALE_INTERVALS, Cause, Decision, Signals
+from autoscaling.simulator.clock import Clock
+from autoscaling.simulator.fleet import Fleet
+from autoscaling.simulator.router import VirtualRouter
+from autoscaling.simulator.serve_delays import NOTHING_STANDS, StandingDecision, target_after_delays
+from autoscaling.simulator.world import ModelPlan
+
+
+class ReplicaPolicy(Protocol):
+    """A policy of one model: how many replicas, by its signals."""
+
+    def decide(self, signals: Signals) -> Decision:
+        """The number of replicas, with its reason."""
+
+
+class TargetChange(NamedTuple):
+    """A new target of a model, and the decision that has led to it."""
+
+    at_s: float
+    model: str
+    before: int
+    target: int
+    reason: str
+    cause: Cause
+
+
+class RouterNumbers(NamedTuple):
+    """What a router has reported of a model."""
+
+    at_s: float
+    waiting: int
+    granted: int
+
+
+@dataclass(slots=True)
+class ModelScaling:
+    """The scaling of one model.
+
+    Args:
+        is_silent: whether a router, by its place, reports no numbers now.
+        changes: of its target, in order. causes: of all decisions.
+    """
+
+    plan: ModelPlan
+    policy: ReplicaPolicy
+    clock: Clock
+    fleet: Fleet
+    routers: Sequence[VirtualRouter]
+    is_silent: Callable[[int], bool]
+    changes: list[TargetChange] = field(default_factory=list)
+    causes: Counter[Cause] = field(default_factory=Counter)
+    _reported: dict[int, RouterNumbers] = field(default_factory=dict)
+    _executing: int = 0
+    _standing: StandingDecision = NOTHING_STANDS
+
+    def start(self) -> None:
+        """Begin to report and to decide."""
+        scaling = self.plan.scaling
+        interval_s = scaling.metrics_interval_s
+        for place in range(len(self.routers)):
+            first_s = interval_s * place / len(self.routers)
+            self.clock.after(first_s, partial(self._report_for_ever, place))
+        self.clock.every(interval_s, self._report_engines)
+        self.clock.every(scaling.control_s, self._control)
+
+    def signals(self) -> Signals:
+        """What the policy sees now."""
+        scaling = self.plan.scaling
+        now = self.clock.now
+        stale_s = STALE_INTERVALS * scaling.metrics_interval_s
+        fresh = [numbers for numbers in self._reported.values() if now - numbers.at_s <= stale_s]
+        counts = self.fleet.counts(self.plan.name)
+        return Signals(
+            running=counts.running,
+            target=counts.target,
+            waiting=float(sum(numbers.waiting for numbers in fresh)),
+            granted=float(sum(numbers.granted for numbers in fresh)),
+            executing=float(self._executing),
+            complete=len(fresh) == len(self.routers),
+            cold_start_requested=not counts.running and any(self._waiting(router) for router in self.routers),
+            min_replicas=scaling.min_replicas,
+            max_replicas=scaling.max_replicas,
+            target_ongoing=scaling.target_ongoing,
+            look_back_s=scaling.look_back_s,
+            now=now,
+            blocked=float(counts.blocked),
+            unplaced=counts.unplaced,
+            stopping=counts.stopping,
+        )
+
+    def _control(self) -> None:
+        """One look of Serve's controller."""
+        scaling = self.plan.scaling
+        model = self.plan.name
+        signals = self.signals()
+        decision = self.policy.decide(signals)
+        self.causes[decision.cause] += 1
+        target, self._standing = target_after_delays(
+            decision.replicas, signals.running, signals.target, scaling.delays, self._standing, signals.now
+        )
+        target = min(max(target, scaling.min_replicas), scaling.max_replicas)
+        if target != signals.target:
+            change = TargetChange(signals.now, model, signals.target, target, decision.reason, decision.cause)
+            self.changes.append(change)
+            self.fleet.set_target(model, target)
+        self.fleet.look_at_nodes()
+        self.fleet.follow_target(model)
+
+    def _waiting(self, router: VirtualRouter) -> int:
+        return router.queue.pending.count(self.plan.name)
+
+    def _report_for_ever(self, place: int) -> None:
+        if not self.is_silent(place):
+            router = self.routers[place]
+            granted = router.queue.in_flight.count(self.plan.name)
+            self._reported[place] = RouterNumbers(self.clock.now, self._waiting(router), granted)
+        self.clock.after(self.plan.scaling.metrics_interval_s, partial(self._report_for_ever, place))
+
+    def _report_engines(self) -> None:
+        self._executing = self.fleet.counts(self.plan.name).executing
