@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from autoscaling.policies import OngoingRequestsPolicy
 from autoscaling.simulator.clock import Clock
@@ -146,9 +147,9 @@ class Simulation:
         for fault in world.faults:
             match fault:
                 case ReplicaDeath(at_s, model):
-                    self.clock.at(self.began_s + at_s, lambda model=model: self.fleet.kill(model))  # type: ignore[misc]
-                case RouterSilence():
-                    self.clock.at(self.began_s + fault.at_s, lambda fault=fault: self._silence(fault))  # type: ignore[misc]
+                    self.clock.at(self.began_s + at_s, partial(self.fleet.kill, model))
+                case RouterSilence(at_s, for_s, router):
+                    self.clock.at(self.began_s + at_s, partial(self._silence, router, for_s))
 
-    def _silence(self, fault: RouterSilence) -> None:
-        self._silent_until[fault.router] = self.clock.now + fault.for_s
+    def _silence(self, router: int, for_s: float) -> None:
+        self._silent_until[router] = self.clock.now + for_s
