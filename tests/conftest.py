@@ -204,20 +204,18 @@ class GroupScheduling(LoadScopeScheduling):
                 groups.setdefault(group_of(nodeid), {})[nodeid] = False
             self.workqueue.update(sorted(groups.items(), key=lambda group: -len(group[1])))
             self._collected = {node: set(collected) for node, collected in self.registered_collections.items()}
-        for node in self.nodes:
-            self._reschedule(node)
+            super().schedule()  # a process runs a test once it has the next one: each gets two groups at first
+        super().schedule()
 
-    def _reschedule(self, node: WorkerController) -> None:
-        """A process runs a test once it has the next one, or knows that there is none."""
-        while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= 2:
-            own = [group for group, tests in self.workqueue.items() if self._collected[node].issuperset(tests)]
-            last = next(reversed(self.assigned_work[node]), None)
-            group = next_group(own, last, files_first=self.numnodes >= LANES and node.gateway.id != FIRST)
-            if group is None:
-                node.shutdown()
-            else:
-                self.workqueue.move_to_end(group, last=False)
-                self._assign_work_unit(node)
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        own = [group for group, tests in self.workqueue.items() if self._collected[node].issuperset(tests)]
+        last = next(reversed(self.assigned_work[node]), None)
+        group = next_group(own, last, files_first=self.numnodes >= LANES and node.gateway.id != FIRST)
+        if group is None:
+            node.shutdown()
+            return
+        self.workqueue.move_to_end(group, last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
