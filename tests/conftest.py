@@ -195,12 +195,17 @@ class GroupScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        self._collected: dict[WorkerController, set[str]] = {}
+
     def schedule(self) -> None:
-        if self.collection is None:
+        if not self._collected:
             every = self.registered_collections.values()
-            self.collection = list(dict.fromkeys(nodeid for collected in every for nodeid in collected))
+            nodeids = list(dict.fromkeys(nodeid for collected in every for nodeid in collected))
+            self.collection = nodeids
             groups: dict[str, dict[str, bool]] = {}
-            for nodeid in self.collection:
+            for nodeid in nodeids:
                 groups.setdefault(group_of(nodeid), {})[nodeid] = False
             self.workqueue.update(sorted(groups.items(), key=lambda group: -len(group[1])))
             self._collected = {node: set(collected) for node, collected in self.registered_collections.items()}
