@@ -145,7 +145,7 @@ class Engines:
     def __init__(self, choose: Choose) -> None:
         self._choose = choose
         self.loads = {f"replica-{number}": 0 for number in range(REPLICAS)}
-        self._caches: dict[str, OrderedDict[int, None]] = {name: OrderedDict() for name in self.loads}
+        self._caches: dict[str, OrderedDict[str, None]] = {name: OrderedDict() for name in self.loads}
         self._ends: list[tuple[float, int, str]] = []
         self._order = itertools.count()
         self._waiting: deque[Request] = deque()
@@ -181,7 +181,7 @@ class Engines:
         return True
 
     @staticmethod
-    def _read(cache: OrderedDict[int, None], blocks: Sequence[int]) -> int:
+    def _read(cache: OrderedDict[str, None], blocks: Sequence[str]) -> int:
         """How many leading blocks were cached; all are afterwards."""
         cached = sum(1 for _ in itertools.takewhile(cache.__contains__, blocks))
         for block in blocks:

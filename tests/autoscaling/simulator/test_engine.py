@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autoscaling.simulator.engine import SimulatedBatch, SimulatedSequence
 from autoscaling.simulator.profiles import EngineProfile
 from serve_app.engine.simulated import Sequence, SequenceState, SimulatedScheduler
+from tests.effort import examples
 
 # Binary fractions: sums of steps are then exact, whether they are added one by one or multiplied.
 STEP_S = 1 / 64
@@ -118,7 +119,7 @@ def jumped(wishes: list[Wish], profile: EngineProfile) -> tuple[Moments, int]:
     return found, engine.preemptions
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(WISHES)
 def test_a_jump_ends_as_its_steps_do(wishes: list[Wish]) -> None:
     assert jumped(wishes, PROFILE) == stepped(wishes, PROFILE)

@@ -12,6 +12,7 @@ from ray.serve import autoscaling_policy
 from ray.serve.config import AutoscalingConfig
 
 from autoscaling.simulator.serve_delays import NOTHING_STANDS, ServeDelays, target_after_delays
+from tests.effort import examples
 
 STEPS = st.lists(
     st.tuples(st.integers(0, 6), st.integers(0, 6), st.sampled_from([0.25, 1.0, 7.0])), min_size=1, max_size=40
@@ -75,7 +76,7 @@ def by_us(delays: ServeDelays, steps: list[tuple[int, int, float]]) -> list[int]
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(DELAYS, STEPS)
 def test_the_target_is_the_one_that_serve_would_set(delays: ServeDelays, steps: list[tuple[int, int, float]]) -> None:
     assert by_us(delays, steps) == by_ray(delays, steps)

@@ -19,6 +19,7 @@ from serve_app.core.queue import QueuePolicy
 from serve_app.errors import ConfigError
 from serve_app.types import Outcome, RequestClass
 from tests.autoscaling.simulator.worlds import MODEL, NODES, POLICY, PROFILE, STEP_S, request, simulated, world
+from tests.effort import effort, examples
 
 LOW, NORMAL, HIGH, _ = RequestClass
 
@@ -73,7 +74,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, list[SimulatedRequest]]:
     return plan, sorted(requests, key=lambda asked: asked.at_s)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(worlds())
 def test_every_request_ends_exactly_once_and_leaves_nothing(made: tuple[World, list[SimulatedRequest]]) -> None:
     plan, requests = made
@@ -108,6 +109,9 @@ def test_one_seed_gives_one_history() -> None:
     assert first.use() != other.use()
 
 
+COUNT = effort(2_500, 4_000)  # of requests: enough for a mean within a quarter
+
+
 def test_waits_are_those_of_erlang_c() -> None:
     """Four servers, Poisson arrivals, exponential answers: 4 slots, 80% of them busy."""
     servers = 4
@@ -115,12 +119,12 @@ def test_waits_are_those_of_erlang_c() -> None:
     draw = random.Random(5)
     at_s = 0.0
     requests = []
-    for _ in range(4_000):
+    for _ in range(COUNT):
         at_s += draw.expovariate(load)
         requests.append(request(at_s, max(1, round(draw.expovariate(STEP_S)))))
     _, ends = simulated(world(routers=1), requests)
     waits = [end.granted_s - end.offered_s for end in ends if end.granted_s is not None]
-    assert len(waits) == 4_000
+    assert len(waits) == COUNT
     blocked = load**servers / math.factorial(servers) * servers / (servers - load)
     all_busy = blocked / (sum(load**n / math.factorial(n) for n in range(servers)) + blocked)
     assert fmean(waits) == pytest.approx(all_busy / (servers - load), rel=0.25)
