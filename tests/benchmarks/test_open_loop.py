@@ -57,7 +57,9 @@ async def by_class(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
 
 @pytest.fixture(autouse=True)
 def trace(tmp_path: Path) -> None:
-    (tmp_path / AZURE_FILE).write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "0,40,20\n" * 3)
+    (tmp_path / AZURE_FILE).write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.6805900,40,20\n" * 3
+    )
 
 
 def run(folder: Path, serve: Serve, **changes: Any) -> list[Answer]:
