@@ -29,7 +29,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 export class Chart {
   constructor({ title, note, format, group, signal, isLog = false }) {
     Object.assign(this, { title, format, group, isLog });
-    this.canvas = h("div", { class: "canvas", role: "img" });
+    this.canvas = h("div", { class: "canvas", role: "img", "aria-label": title });
     this.legend = h("table", { class: "legend" });
     this.none = h("p", { class: "empty" }, "Nothing in this time.");
     this.root = h("figure", { class: "chart" },
