@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -74,48 +76,57 @@ def stepped(wishes: list[Wish], profile: EngineProfile) -> tuple[Moments, int]:
         sequence_step_s=profile.sequence_s,
         prefill_chunk_tokens=profile.prefill_chunk_tokens,
     )
-    found: Moments = dict.fromkeys(range(len(wishes)), (None, None))
-    sequences: dict[int, Sequence] = {}
-    left = events(wishes)
-    while left or engine.due is not None:
-        now = min(left[0][0] if left else float("inf"), float("inf") if engine.due is None else engine.due)
-        while left and left[0][0] == now:
-            _, leaves, at = heapq.heappop(left)
-            if leaves:
-                engine.cancel(sequences[at])
-            else:
-                sequences[at] = Sequence(wishes[at].prompt, wishes[at].output, wishes[at].priority)
-                engine.add(sequences[at], now)
-        moved = engine.advance(now)
-        for at, sequence in sequences.items():
-            if any(one is sequence for one in moved):
-                first, _ = found[at]
-                end = now if sequence.state is SequenceState.DONE else None
-                found[at] = (now if first is None else first, end)
-    return found, engine.preemptions
+
+    def make(wish: Wish) -> Sequence:
+        return Sequence(wish.prompt, wish.output, wish.priority)
+
+    return played(
+        wishes,
+        engine,
+        make,
+        lambda sequence, _: engine.cancel(sequence),
+        lambda sequence: sequence.state is SequenceState.DONE,
+        profile.kv_tokens,
+    )
 
 
 def jumped(wishes: list[Wish], profile: EngineProfile) -> tuple[Moments, int]:
     """By the engine that jumps."""
     engine = SimulatedBatch(profile)
+
+    def make(wish: Wish) -> SimulatedSequence:
+        return SimulatedSequence(wish.prompt, wish.output, wish.priority)
+
+    return played(wishes, engine, make, engine.cancel, lambda sequence: sequence.has_ended, profile.kv_tokens)
+
+
+def played(
+    wishes: list[Wish],
+    engine: Any,
+    make: Callable[[Wish], Any],
+    cancel: Callable[[Any, float], Any],
+    has_ended: Callable[[Any], bool],
+    kv_tokens: int,
+) -> tuple[Moments, int]:
+    """All wishes on one of the two engines, and its preemptions."""
     found: Moments = dict.fromkeys(range(len(wishes)), (None, None))
-    sequences: dict[int, SimulatedSequence] = {}
+    sequences: dict[int, Any] = {}
     left = events(wishes)
     while left or engine.due is not None:
         now = min(left[0][0] if left else float("inf"), float("inf") if engine.due is None else engine.due)
         while left and left[0][0] == now:
             _, leaves, at = heapq.heappop(left)
             if leaves:
-                engine.cancel(sequences[at], now)
+                cancel(sequences[at], now)
             else:
-                sequences[at] = SimulatedSequence(wishes[at].prompt, wishes[at].output, wishes[at].priority)
+                sequences[at] = make(wishes[at])
                 engine.add(sequences[at], now)
         moved = engine.advance(now)
         for at, sequence in sequences.items():
             if sequence in moved:
                 first, _ = found[at]
-                found[at] = (now if first is None else first, now if sequence.has_ended else None)
-        assert engine.kv_used <= profile.kv_tokens
+                found[at] = (now if first is None else first, now if has_ended(sequence) else None)
+        assert engine.kv_used <= kv_tokens
     return found, engine.preemptions
 
 
