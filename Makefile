@@ -10,8 +10,8 @@ GPU_CHECK_ARGS ?=
 BIN := .venv/bin
 # one broken fixture of the shared cluster fails hundreds of tests the same way
 MAX_FAILURES := 5
-# processes: the first has the tests that start a stack, the others take files (tests/conftest.py)
-TEST_PROCESSES := -n 3 --dist loadscope --max-worker-restart=0
+# processes: they take groups of tests, those that start a stack first (tests/conftest.py)
+TEST_PROCESSES := -n 2 --dist loadscope --max-worker-restart=0
 # what decides, and starts no process; and the rules that look at sources
 CHECKED := tests/core tests/autoscaling tests/quota tests/test_dependencies.py tests/test_docs.py tests/test_groups.py \
 	tests/test_house.py tests/test_imports.py tests/test_suite_rules.py tests/test_times.py
@@ -59,7 +59,7 @@ serve: setup ## serve a model here, in the foreground, until Ctrl-C
 check: lint ## the checks, the rules of the house and the pure cores, for every commit (2 minutes on 2 cores)
 	@exec $(BIN)/python -m pytest -m 'not long' $(CHECKED) $(TEST_PROCESSES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
-test: lint ## the checks and the default tests, in three processes (half an hour on 2 cores)
+test: lint ## the checks and the default tests, in two processes (half an hour on 2 cores)
 	@exec $(BIN)/python -m pytest -m 'not long' $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
 test-long: lint ## all tests, the long ones too

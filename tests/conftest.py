@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 from collections.abc import Generator, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,25 +56,12 @@ RULES = tuple(
 SHARED_STACKS = {"stack", "three", "changing"}
 END_TO_END = "tests/e2e/"
 CLUSTER = "tests/cluster/"
-LANES = 3  # with so many processes the first has the stacks and the others files
-FIRST = "gw0"
-BETWEEN = "tests/transport/"  # its files come between two stacks
-FILES_NICE = 5  # of the others: a stack that waits for the machine holds up the run, a file does not
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: too slow for `make test`; `make test-long` runs it")
     effort.pytest_configure(config)
     time_limit.pytest_configure(config)
-    process, processes = process_of(config)
-    if processes >= LANES and process:
-        os.nice(FILES_NICE)
-
-
-def process_of(config: pytest.Config) -> tuple[int, int]:
-    """The number of this process among those that run tests, and how many there are."""
-    worker = getattr(config, "workerinput", None)
-    return (0, 1) if worker is None else (int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -145,16 +131,15 @@ def group_of(nodeid: str) -> str:
     return next((stack or file for stack, modules in STACKS.items() if module in modules), "stack")
 
 
-def next_group(waiting: Iterable[str], last: str | None, *, files_first: bool = False) -> str | None:
-    """The group that a process takes after its last one; None: there is none.
-
-    What starts a stack takes longest and goes first, or last in a process that has `files_first`. Two with a stack
-    never follow each other, where there is a file: pytest takes one down with the first test outside of tests/e2e.
-    """
+def next_group(waiting: Iterable[str], last: str | None, other_has_stack: bool = False) -> str:
+    """The group that a process takes after its last one. Those that start processes take longest and go first, so that
+    no process waits at the end for the last of them. Two with a stack never follow each other: pytest takes one down
+    with the first test outside of tests/e2e. Nor do two run beside each other: an idle stack takes a sixth of two
+    cores, and two that work would wait for each other, where a file fills what a stack leaves."""
     groups = list(waiting)
-    wants_file = files_first or (last is not None and _has_stack(last))
+    wants_file = other_has_stack or (last is not None and _has_stack(last))
     wanted = [group for group in groups if _is_file(group) == wants_file]
-    return next(iter(wanted or groups), None)
+    return (wanted or groups)[0]
 
 
 def _has_stack(group: str) -> bool:
@@ -166,60 +151,20 @@ def _is_file(group: str) -> bool:
     return group.endswith(".py") and not group.startswith(END_TO_END)
 
 
-def collects(process: int, processes: int, path: str) -> bool:
-    """Whether a process collects this file, relative to the project.
-
-    With three processes or more, the first has all that starts a stack, and a few files that come between two stacks.
-    The second has files, and when there are none left it helps with stacks that no other group shares. The others have
-    files. So there is one stack at a time while there are files: an idle one takes a sixth of two cores, and files fill
-    what it leaves. To collect what another one runs would take a process a minute.
-    """
-    group = group_of(path)
-    if processes < LANES or not path.endswith(".py"):
-        return True
-    if process == 0:
-        return not _is_file(group) or path.startswith(BETWEEN)
-    return _is_file(group) or (process == 1 and group not in SHARED_STACKS)
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if not collection_path.is_relative_to(config.rootpath / "tests"):
-        return None
-    return None if collects(*process_of(config), str(collection_path.relative_to(config.rootpath))) else True
-
-
 class GroupScheduling(LoadScopeScheduling):
-    """How `make test` shares the tests out to its processes (pytest-xdist), each of which may have collected a part.
-    Of groups that `next_group` treats alike, that with the most tests goes first."""
+    """How `make test` shares the tests out to its processes (pytest-xdist). Of groups that `next_group` treats alike,
+    that with the most tests goes first."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
-    def __init__(self, config: pytest.Config, log: Any) -> None:
-        super().__init__(config, log)
-        self._collected: dict[WorkerController, set[str]] = {}
-
-    def schedule(self) -> None:
-        if not self._collected:
-            every = self.registered_collections.values()
-            nodeids = list(dict.fromkeys(nodeid for collected in every for nodeid in collected))
-            self.collection = nodeids
-            groups: dict[str, dict[str, bool]] = {}
-            for nodeid in nodeids:
-                groups.setdefault(group_of(nodeid), {})[nodeid] = False
-            self.workqueue.update(sorted(groups.items(), key=lambda group: -len(group[1])))
-            self._collected = {node: set(collected) for node, collected in self.registered_collections.items()}
-            super().schedule()  # a process runs a test once it has the next one: each gets two groups at first
-        super().schedule()
-
     def _assign_work_unit(self, node: WorkerController) -> None:
-        own = [group for group, tests in self.workqueue.items() if self._collected[node].issuperset(tests)]
         last = next(reversed(self.assigned_work[node]), None)
-        group = next_group(own, last, files_first=self.numnodes >= LANES and node.gateway.id != FIRST)
-        if group is None:
-            node.shutdown()
-            return
-        self.workqueue.move_to_end(group, last=False)
+        others = [work for other, work in self.assigned_work.items() if other is not node]
+        other_has_stack = any(
+            not (_is_file(group) or all(done.values())) for work in others for group, done in work.items()
+        )
+        self.workqueue.move_to_end(next_group(self.workqueue, last, other_has_stack), last=False)
         super()._assign_work_unit(node)
 
 

@@ -84,6 +84,11 @@ class Met(Generic[T]):
     quiet_s: float
 
 
+def is_met(found: object, wanted: object = TRUE) -> bool:
+    """Whether what is found is true, or equals `wanted`."""
+    return bool(found) if wanted is TRUE else found == wanted
+
+
 class Machine:
     """Measures how slow a machine is, and waits by that.
 
@@ -146,7 +151,7 @@ class Machine:
             looked = self._now()
             asked_s = self.quiet_time() - quiet_began_s
             found = look()
-            if bool(found) if wanted is TRUE else found == wanted:
+            if is_met(found, wanted):
                 return Met(found, self._now() - began, self.quiet_time() - quiet_began_s)
             if asked_s > bound_s:
                 raise AssertionError(

@@ -9,6 +9,7 @@ Invariant: the tests look on the stack for the words in `DRILLS`, and the how-to
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
 import subprocess
@@ -31,7 +32,7 @@ from tests.e2e.consoles import State, browser, enter, model_in, page_of, show, w
 from tests.e2e.observe import Observer
 from tests.e2e.stack import Stack
 from tests.fakes.prometheus_server import PrometheusServer, endpoint_configuration, running_prometheus
-from tests.waiting import patient, wait_until
+from tests.waiting import TRUE, is_met, patient, wait_until
 
 CHAT = "chat"  # whose engines die
 CHAT_REPLICAS = 2
@@ -41,6 +42,7 @@ SMALL = "small"  # whose queue fills
 LARGE = "large"  # for which there is no memory
 SLOTS = 4
 STEP_S = 0.01  # of the engines, per token
+LONGEST = 131_072  # tokens of a request: 22 minutes, longer than a test may take
 MAX_QUEUED = 20
 HOG = "hog"
 QUIET = "quiet"
@@ -100,8 +102,8 @@ DRILLS = (
 
 def model(name: str, replicas: int = 1, **more: Any) -> dict[str, Any]:
     """The settings of a simulated model with a fixed number of replicas."""
-    rates = {"decode_step_s": STEP_S, "kv_cache_tokens": 65_536} | more.pop("simulated", {})
-    engine = {"engine": "simulated", "max_num_seqs": SLOTS, "max_model_len": 8192, "cpus_per_rank": 0.5}
+    rates = {"decode_step_s": STEP_S, "kv_cache_tokens": SLOTS * LONGEST} | more.pop("simulated", {})
+    engine = {"engine": "simulated", "max_num_seqs": SLOTS, "max_model_len": LONGEST, "cpus_per_rank": 0.5}
     bounds = {"min_replicas": replicas, "max_replicas": replicas}
     return {"name": name, **engine, "replicas": bounds, "simulated": rates} | more
 
@@ -180,14 +182,18 @@ class Fault:
         self._begun_at = time.time()
         self._seen = len(self.stage.console.states)
 
-    def on_console(self, look: Callable[[State], object], goal: str) -> State:
-        """The first state since the fault that is as wanted."""
+    def on_console(self, look: Callable[[State], object], goal: str, wanted: object = TRUE) -> State:
+        """The first state since the fault in which what is looked at is true, or equals `wanted`."""
         states = self.stage.console.states
 
         def found() -> State | None:
-            return next((state for state in states[self._seen :] if look(state)), None)
+            return next((state for state in states[self._seen :] if is_met(look(state), wanted)), None)
 
-        state = wait_until(found, SHOWN_S, f"the console shows {goal}", seen=lambda: states[-1], poll_s=TRY_S).found
+        def seen() -> str:
+            values = [value for value, _ in itertools.groupby(look(state) for state in states[self._seen :])]
+            return f"one after the other: {values}; {states[-1]}"
+
+        state = wait_until(found, SHOWN_S, f"the console shows {goal}", seen=seen, poll_s=TRY_S).found
         assert state is not None
         return state
 
