@@ -6,13 +6,16 @@ Never: reads a clock or asks Ray; standard library only.
 """
 
 from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy, within_scale_up_limit
+from autoscaling.policies.registry import POLICIES, ReplicaPolicy
 from autoscaling.policies.signals import STALE_INTERVALS, Cause, Decision, ScaleUpLimit, Signals
 
 __all__ = [
+    "POLICIES",
     "STALE_INTERVALS",
     "Cause",
     "Decision",
     "OngoingRequestsPolicy",
+    "ReplicaPolicy",
     "ScaleUpLimit",
     "Signals",
     "within_scale_up_limit",

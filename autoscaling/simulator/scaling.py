@@ -11,21 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from autoscaling.policies import STALE_INTERVALS, Cause, Decision, Signals
+from autoscaling.policies import STALE_INTERVALS, Cause, ReplicaPolicy, Signals
 from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.fleet import Fleet
 from autoscaling.simulator.router import VirtualRouter
 from autoscaling.simulator.serve_delays import NOTHING_STANDS, StandingDecision, target_after_delays
 from autoscaling.simulator.world import ModelPlan
-
-
-class ReplicaPolicy(Protocol):
-    """A policy of one model: how many replicas, by its signals."""
-
-    def decide(self, signals: Signals) -> Decision:
-        """The number of replicas, with its reason."""
 
 
 class TargetChange(NamedTuple):

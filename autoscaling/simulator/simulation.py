@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from autoscaling.policies import OngoingRequestsPolicy
+from autoscaling.policies import OngoingRequestsPolicy, ReplicaPolicy
 from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.exchange import VirtualActor
 from autoscaling.simulator.fleet import Fleet
 from autoscaling.simulator.nodes import Nodes
 from autoscaling.simulator.requests import RequestEnd, SimulatedRequest
 from autoscaling.simulator.router import VirtualRouter
-from autoscaling.simulator.scaling import ModelScaling, ReplicaPolicy, TargetChange
+from autoscaling.simulator.scaling import ModelScaling, TargetChange
 from autoscaling.simulator.world import ModelPlan, ReplicaDeath, RouterSilence, World
 
 SETTLE_S = 2.0  # before the first request: routers know the replicas, and have credit

@@ -1,0 +1,19 @@
+"""The policies by the names that users give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy
+from autoscaling.policies.signals import Decision, Signals
+
+
+class ReplicaPolicy(Protocol):
+    """A policy of one model: how many replicas, by its signals."""
+
+    def decide(self, signals: Signals) -> Decision:
+        """The number of replicas, with its reason."""
+
+
+POLICIES: Mapping[str, Callable[[], ReplicaPolicy]] = {"ongoing": OngoingRequestsPolicy}
