@@ -175,13 +175,14 @@ class ScalingPolicy:
         config: Any = context.config
         raw = context.raw_metrics or {}
         queued = readings.count(context.total_queued_requests) or 0.0
+        engines = readings.engine_figures(raw, self._usable(name, context, raw, now))
         signals = Signals(
             running=context.current_num_replicas,
             target=context.target_num_replicas,
             waiting=counts.waiting,
             granted=counts.granted,
             rows=counts.rows,
-            executing=readings.executing(raw, self._usable(name, context, raw, now)),
+            executing=engines.executing,
             complete=bool(routers) and routers <= counts.routers,
             cold_start_requested=not context.current_num_replicas and queued > 0,
             min_replicas=context.capacity_adjusted_min_replicas,
@@ -193,6 +194,9 @@ class ScalingPolicy:
             unplaced=replicas.unplaced,
             outdated=replicas.outdated,
             stopping=replicas.stopping,
+            in_time=counts.in_time,
+            slots=engines.slots,
+            start_s=engines.start_s,
         )
         memory = self.deployments[name]
         decision = memory.policy.decide(signals)

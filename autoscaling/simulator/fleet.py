@@ -11,6 +11,7 @@ Invariant: a replica's GPUs are its own from its place to its end.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,7 +34,8 @@ OnReplica = Callable[[str, str, bool], None]
 
 @dataclass(frozen=True, slots=True)
 class FleetCounts:
-    """Replicas of a model by what they do. `blocked`: they wait for memory."""
+    """Replicas of a model by what they do. `blocked`: they wait for memory. `slots`: requests that a running one can run
+    at once, in the mean; 0: none runs."""
 
     running: int
     target: int
@@ -41,6 +43,7 @@ class FleetCounts:
     blocked: int
     stopping: int
     executing: int
+    slots: float
 
 
 class Fleet:
@@ -115,6 +118,7 @@ class Fleet:
     def counts(self, model: str) -> FleetCounts:
         """How many replicas a model has."""
         states = [one.state for one in self._of(model)]
+        slots = [one.usable_slots for one in self._of(model) if one.state is ReplicaState.RUNNING]
         return FleetCounts(
             running=states.count(ReplicaState.RUNNING),
             target=self._targets[model],
@@ -122,6 +126,7 @@ class Fleet:
             blocked=states.count(ReplicaState.WAITING),
             stopping=states.count(ReplicaState.DRAINING),
             executing=sum(len(one.runs) for one in self._of(model)),
+            slots=math.fsum(slots) / max(1, len(slots)),
         )
 
     def replica_s(self, model: str) -> float:

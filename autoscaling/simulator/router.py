@@ -133,6 +133,7 @@ class VirtualRouter:
         self._rings = {plan.name: BoundedRing(free_share=FREE_SHARE / world.routers) for plan in world.models}
         self._limits = {plan.name: _limits_of(plan.profile) for plan in world.models}
         self._open: dict[str, OfferedRequest] = {}  # by request id
+        self._levels = {level: ServiceLevel(plan.ttft_slo_s) for level, plan in world.classes.items()}
         self.link = RouterLink(
             name, clock, actor, lambda: world.delay_s, self._carry_out, self._on_charged, world.turn_s
         )
@@ -156,6 +157,10 @@ class VirtualRouter:
             self._rings[model].drop_replica(name)
             self.queue.in_flight.drop_engine(name)
             self.link.after(())
+
+    def in_time(self, model: str) -> float:
+        """How many of its waiting requests start within their class's level."""
+        return self.queue.in_time(model, self._levels)
 
     # Requests
 

@@ -17,6 +17,15 @@ KV_REQUEST_BLOCKS = 4  # requested at once by a request that exceeds its estimat
 LEAD_STEPS = 4  # engine steps, so tokens of each sequence, that are done before the router receives their tokens
 
 
+PRESUMED = 8  # requests of the usual size, so that the first few say little about how many would fit
+
+
+def usable_slots(slots: int, running: int, kv_share: float) -> float:
+    """Requests that an engine can run at once, in the mean: its slots, or as many as its KV cache holds of the size of
+    those that run. `kv_share`: of the cache that these use."""
+    return min(float(slots), (running + PRESUMED) / (kv_share + PRESUMED / slots))
+
+
 class KvLimits(Protocol):
     """The limits of a model's engines, in tokens."""
 
