@@ -99,9 +99,13 @@ class Summary:
         return sum(figures.offered for figures in self._all())
 
     @property
+    def in_time(self) -> int:
+        return sum(figures.in_time for figures in self._all())
+
+    @property
     def attainment(self) -> float | None:
         """As `ClassSummary.attainment`, of all classes."""
-        return sum(figures.in_time for figures in self._all()) / self.offered if self.offered else None
+        return self.in_time / self.offered if self.offered else None
 
     @property
     def good_tokens(self) -> int:
