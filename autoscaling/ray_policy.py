@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ray.serve.config import AutoscalingContext
@@ -21,12 +22,22 @@ from ray.util.metrics import Counter
 
 from autoscaling import readings
 from autoscaling.placement_hook import StartPlacer, placer_of_this_process
-from autoscaling.policies import STALE_INTERVALS, Cause, Decision, OngoingRequestsPolicy, Signals, within_scale_up_limit
+from autoscaling.policies import (
+    POLICIES,
+    STALE_INTERVALS,
+    Cause,
+    Decision,
+    OngoingRequestsPolicy,
+    ReplicaPolicy,
+    Signals,
+    within_scale_up_limit,
+)
 from autoscaling.readings import RouterCounts
 from autoscaling.scaling_events import ScalingEvents
 from autoscaling.unplaced import NONE, ReplicaCounts, UnplacedReplicas
 from serve_app.names import ROUTER
 from serve_app.ray_adapter import end_on_sigterm, session_folder
+from serve_app.settings import DEFAULT_POLICY
 from serve_app.system import keep_events, set_up_log
 
 logger = logging.getLogger("ray.serve")
@@ -54,7 +65,9 @@ def newest_reports(
 class _Deployment:
     """What is remembered of a deployment; one that is removed and added again starts anew."""
 
-    policy: OngoingRequestsPolicy = field(default_factory=OngoingRequestsPolicy)
+    policy: ReplicaPolicy = field(default_factory=OngoingRequestsPolicy)
+    advisor: ReplicaPolicy | None = None
+    advice: Decision | None = None  # its last one
     reports: Reports = field(default_factory=dict)
     target: int | None = None  # the last one; a change is logged with its reason
     reason: str = ""
@@ -73,6 +86,8 @@ class ScalingPolicy:
 
     Args:
         clock: seconds, monotonic.
+        policies: by deployment, the names of the policy that decides and of one that advises, or None; a deployment
+            that is missing has the default and no advice.
         starts: arguments of `placer_of_this_process`; None: Ray alone decides where engines start.
         placing: a start placer instead of it, for tests.
         unplaced: for tests.
@@ -82,6 +97,7 @@ class ScalingPolicy:
         self,
         clock: Callable[[], float] = time.monotonic,
         starts: Mapping[str, Any] | None = None,
+        policies: Mapping[str, tuple[str, str | None]] = MappingProxyType({}),
         placing: StartPlacer | None = None,
         unplaced: UnplacedReplicas | None = None,
     ) -> None:
@@ -91,6 +107,7 @@ class ScalingPolicy:
         self._clock = clock
         self._placing = placing
         self._unplaced = unplaced or UnplacedReplicas()
+        self._policies = policies
         if starts is not None:
             try:
                 self._placing = placer_of_this_process(**starts)
@@ -122,7 +139,7 @@ class ScalingPolicy:
             self._placing.tick()
         named = {context.deployment_name: (deployment, context) for deployment, context in contexts.items()}
         unplaced = self._unplaced.tick({context.app_name for context in contexts.values()})
-        self.deployments = {name: self.deployments.get(name) or _Deployment() for name in named}
+        self.deployments = {name: self.deployments.get(name) or self._new(name) for name in named}
         counts, routers = self._routers(named, now)
         decisions: dict[Any, int] = {}
         states: States = {}
@@ -140,7 +157,7 @@ class ScalingPolicy:
                 # that case it gets zero, since the policy may want several replicas at once.
                 context.total_num_requests = decision.load if context.current_num_replicas else 0.0
                 decisions[deployment] = decision.replicas
-                states[deployment] = _state(decision, target)
+                states[deployment] = _state(decision, target, self.deployments[name].advice)
             except Exception as error:  # noqa: BLE001 - an error of one model must not affect others
                 self._failed(name, error)
                 decisions[deployment] = target
@@ -148,6 +165,10 @@ class ScalingPolicy:
         snapshots = {name: memory.snapshot for name, memory in self.deployments.items() if memory.snapshot}
         self._events.snapshot(snapshots, now, time.time())
         return decisions, states
+
+    def _new(self, name: str) -> _Deployment:
+        policy, advisor = self._policies.get(name, (DEFAULT_POLICY, None))
+        return _Deployment(POLICIES[policy](), None if advisor is None else POLICIES[advisor]())
 
     def _routers(self, named: Mapping[str, Any], now: float) -> tuple[dict[str, RouterCounts], frozenset[Hashable]]:
         """The routers' counts, by engine deployment, and the running routers."""
@@ -200,6 +221,7 @@ class ScalingPolicy:
         )
         memory = self.deployments[name]
         decision = memory.policy.decide(signals)
+        memory.advice = None if memory.advisor is None else memory.advisor.decide(signals)
         if self._placing is not None:
             more = max(0, decision.replicas - max(signals.target, signals.min_replicas, 1))
             decision = within_scale_up_limit(
@@ -239,9 +261,10 @@ class ScalingPolicy:
             self._uncounted += 1
 
 
-def _state(decision: Decision, target: int) -> dict[str, Any]:
+def _state(decision: Decision, target: int, advice: Decision | None = None) -> dict[str, Any]:
     """What Serve keeps of a decision until the next one, for status and scrapes (`operations.scraped`)."""
-    return {
+    advised = {} if advice is None else {"advised": advice.replicas, "advice": advice.reason}
+    return advised | {
         "reason": decision.reason,
         "cause": decision.cause.value,
         "wanted": decision.replicas,

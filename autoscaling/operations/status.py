@@ -190,7 +190,10 @@ def is_built(details: Mapping[str, Any]) -> bool | None:
 
 
 def describe(
-    details: Mapping[str, Any], models: Sequence[str], reported: ReportedSeries = MappingProxyType({})
+    details: Mapping[str, Any],
+    models: Sequence[str],
+    reported: ReportedSeries = MappingProxyType({}),
+    decisions: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """`state` (starting, running, unhealthy, failed, stopping or absent), `message`, `models`, `routers`, `routes`,
     `unready`.
@@ -199,6 +202,7 @@ def describe(
         details: `ServeInstanceDetails` as a dictionary.
         models: the configured names; for another deployment the model's name is taken from the deployment's.
         reported: the metrics that replicas reported to the controller.
+        decisions: the last ones of scaling, by deployment (`operations.scraped`).
     """
     application = details["applications"].get(APPLICATION)
     if application is None:
@@ -207,6 +211,7 @@ def describe(
     deployments = {one["name"]: _deployment(one, reported) for one in application["deployments"].values()}
     engines = [
         {"name": by_deployment.get(key, key.removeprefix(ENGINE_PREFIX).replace("--", "/")), **one}
+        | _advice(decisions.get(key, {}))
         for key, one in deployments.items()
         if key.startswith(ENGINE_PREFIX)
     ]
@@ -226,6 +231,11 @@ def describe(
     }
 
 
+def _advice(decision: Mapping[str, Any]) -> dict[str, Any]:
+    """`advised`: the number of replicas that a second policy would want, None: there is none; `advice`: why."""
+    return {"advised": decision.get("advised"), "advice": decision.get("advice", "")}
+
+
 def _raw(reported: ReportedSeries, deployment: str) -> readings.Raw:
     return {name: dict(enumerate(series)) for name, series in reported.get(deployment, {}).items()}
 
@@ -239,7 +249,7 @@ def describe_load(deployment: Mapping[str, Any], reported: ReportedSeries) -> di
         reported: the series that routers and engines reported to the controller.
     """
     counts = readings.router_counts(_raw(reported, ROUTER), lambda router: True).get(deployment["name"])
-    executing = readings.executing(_raw(reported, deployment["name"]), lambda replica: True)
+    executing = readings.engine_figures(_raw(reported, deployment["name"]), lambda replica: True).executing
     config = (deployment.get("deployment_config") or {}).get("autoscaling_config")
     known = {
         # so that the sum is the load that the policy sees: a request just granted is in one of the two counts

@@ -9,7 +9,8 @@ kept free shrinks with size, and no target has to be guessed.
 Rules
 - The mean is over the span of a start, within `LOOK_BACK_S`: what is shorter than that is over before a replica comes.
 - A replica more is asked for at once. One less only when the smaller number would have been enough for `STARTS_HELD`
-  starts, within `HOLD_S`: to start again costs a start, in which it serves nobody.
+  starts, within `HOLD_S`, with `SPARE` roots more kept free: to start again costs a start, in which it serves nobody,
+  and a load that stands at the edge between two numbers would start and end one for ever.
 - Without known slots the target per replica counts as slots.
 - All other rules are those of `ongoing_requests`.
 
@@ -25,6 +26,7 @@ from autoscaling.policies.ongoing_requests import ROUNDING, Average, RuledPolicy
 from autoscaling.policies.signals import Cause, Decision, Signals
 
 SAFETY = 2.0
+SPARE = 0.5
 USUAL_START_S = 60.0  # until one was measured
 LOOK_BACK_S = (15.0, 60.0)
 STARTS_HELD = 10.0
@@ -68,9 +70,11 @@ class SloSizing:
         hurried = max(0.0, signals.load - signals.in_time)
         load = self._average.add(hurried, signals.now, within(LOOK_BACK_S, start_s))
         slots = signals.slots or signals.target_ongoing
-        needed = math.ceil((load + self._safety * math.sqrt(load)) / slots - ROUNDING)
+        root = math.sqrt(load)
+        needed = math.ceil((load + self._safety * root) / slots - ROUNDING)
         wanted = max(needed, 1 if load or signals.rows else 0)
-        held = self._highest.add(wanted, signals.now, within(HOLD_S, STARTS_HELD * start_s), signals.target)
+        safe = math.ceil((load + (self._safety + SPARE) * root) / slots - ROUNDING)
+        held = self._highest.add(max(wanted, safe), signals.now, within(HOLD_S, STARTS_HELD * start_s), signals.target)
         reason = (
             f"{load:.1f} requests run or would start too late, and {self._safety:g} times the root of it for their "
             f"swings, at {slots:.0f} slots a replica: {wanted} wanted"

@@ -34,8 +34,8 @@ OnReplica = Callable[[str, str, bool], None]
 
 @dataclass(frozen=True, slots=True)
 class FleetCounts:
-    """Replicas of a model by what they do. `blocked`: they wait for memory. `slots`: requests that a running one can run
-    at once, in the mean; 0: none runs."""
+    """Replicas of a model by what they do. `blocked`: they wait for memory. `slots`: requests that a running one can
+    run at once, in the mean; 0: none runs."""
 
     running: int
     target: int

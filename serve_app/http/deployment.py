@@ -249,7 +249,7 @@ class RouterReplica:
         """Called by Serve every `metrics_interval_s`, for scaling: each model's requests here, waiting or granted.
         All counts are of one moment: a request just granted must not be reported as both, or as neither."""
         models = self._registry.models
-        waiting = {f"{WAITING_PREFIX}{name}": model.waiting for name, model in models.items()}
+        waiting: dict[str, float] = {f"{WAITING_PREFIX}{name}": model.waiting for name, model in models.items()}
         waiting |= {f"{ROWS_PREFIX}{name}": model.active[False] for name, model in models.items()}
         waiting |= {f"{IN_TIME_PREFIX}{name}": model.queue.in_time(self._levels) for name, model in models.items()}
         blocked = {f"{BLOCKED_PREFIX}{name}": model.queue.blocked for name, model in models.items()}
