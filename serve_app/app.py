@@ -112,14 +112,15 @@ def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
         logging_config=logging_config(),
         user_config=model.model_dump(mode="json", include={"batching", "drain_s"}),  # taken over by running replicas
         request_router_config=RequestRouterConfig(request_router_class=DirectedRequestRouter),  # type: ignore[arg-type]
-        **_scale(model),
+        **scale(model),
         **engine_args.placement(model, environment.platform()),
     )(deployment.EngineReplica)
     version = engine_version(model, on_cpu=environment.platform() == "cpu")
     return pin_version(engine, version).bind(model.model_dump(mode="json"), quota.model_dump(mode="json"))
 
 
-def _scale(model: ModelSettings) -> dict[str, Any]:
+def scale(model: ModelSettings) -> dict[str, Any]:
+    """How many replicas a model has, as options of its deployment."""
     replicas = model.replicas
     if not replicas.autoscaled:
         return {"num_replicas": replicas.min_replicas}

@@ -5,22 +5,21 @@ In: `Signals`, with the time in them. Out: a `Decision` with its reason.
 Never: reads a clock or asks Ray; standard library only.
 """
 
-from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy, RuledPolicy, Sizing, within_scale_up_limit
+from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy, within_scale_up_limit
 from autoscaling.policies.registry import POLICIES, ReplicaPolicy
 from autoscaling.policies.signals import STALE_INTERVALS, Cause, Decision, ScaleUpLimit, Signals
-from autoscaling.policies.slo import SloPolicy
+from autoscaling.policies.slo import HighestSince, SloPolicy
 
 __all__ = [
     "POLICIES",
     "STALE_INTERVALS",
     "Cause",
     "Decision",
+    "HighestSince",
     "OngoingRequestsPolicy",
     "ReplicaPolicy",
-    "RuledPolicy",
     "ScaleUpLimit",
     "Signals",
-    "Sizing",
     "SloPolicy",
     "within_scale_up_limit",
 ]

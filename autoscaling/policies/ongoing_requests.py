@@ -70,7 +70,7 @@ class Average:
         return total / (now - start)
 
 
-class Sizing(Protocol):
+class ReplicaSizing(Protocol):
     """The number of replicas of one model by its load alone, while some run; `RuledPolicy` keeps the rules."""
 
     def decide(self, signals: Signals) -> Decision:
@@ -86,7 +86,7 @@ class RuledPolicy:
 
     has_own_delays = False
 
-    def __init__(self, sizing: Sizing) -> None:
+    def __init__(self, sizing: ReplicaSizing) -> None:
         self._sizing = sizing
         self._complete = False  # whether the newest signals were complete
         self._demanded_at: float | None = None  # when a request last waited for a replica that does not run yet
@@ -164,11 +164,11 @@ class OngoingSizing:
         self._average = Average()
 
     def decide(self, signals: Signals) -> Decision:
-        """See `Sizing`."""
+        """See `ReplicaSizing`."""
         return by_load(signals, self._average.add(signals.load, signals.now, signals.look_back_s))
 
     def forget(self) -> None:
-        """See `Sizing`."""
+        """See `ReplicaSizing`."""
         self._average = Average()
 
 

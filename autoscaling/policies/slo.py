@@ -61,11 +61,11 @@ class SloSizing:
         self._highest = HighestSince()
 
     def forget(self) -> None:
-        """See `Sizing`. What was wanted not long ago stays: it was too low at most."""
+        """See `ReplicaSizing`. What was wanted not long ago stays: it was too low at most."""
         self._average = Average()
 
     def decide(self, signals: Signals) -> Decision:
-        """See `Sizing`."""
+        """See `ReplicaSizing`."""
         start_s = signals.start_s or USUAL_START_S
         hurried = max(0.0, signals.load - signals.in_time)
         load = self._average.add(hurried, signals.now, within(LOOK_BACK_S, start_s))

@@ -16,8 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autoscaling.policies import Cause, Decision, Signals
-from autoscaling.policies.slo import HighestSince
+from autoscaling.policies import Cause, Decision, HighestSince, Signals
 
 LOOK_BACK_S = 30.0
 KPA_LOOK_S = 2.0

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autoscaling.simulator import PROFILES, SimulatedRequest, SyntheticLoad
-from autoscaling.simulator.profiles import EngineProfile
-from autoscaling.simulator.synthetic import CHAT
+from autoscaling.simulator import CHAT, PROFILES, EngineProfile, SimulatedRequest, SyntheticLoad
 from benchmarks.common.traces import AZURE_FILE, DATA, MODEL, MOONCAKE_FILE, recorded
 from serve_app.types import RequestClass
 
@@ -46,16 +44,16 @@ def _profile(name: str) -> EngineProfile:
 
 def _scaled(name: str, profile: EngineProfile, slo_s: float, requests: Sequence[SimulatedRequest]) -> Load:
     """Each request once, not at all or several times, so that `MEAN_REPLICAS` are busy in the mean."""
-    found = [one for one in requests if one.at_s < SPAN_S]
+    found = [request for request in requests if request.at_s < SPAN_S]
     load = Load(name, profile, slo_s, ())
     busy = sum(map(load.run_s, found)) / SPAN_S / profile.slots
     draw = random.Random(name)
     copies = [
-        replace(one, at_s=one.at_s + (draw.uniform(0.0, JITTER_S) if copy else 0.0))
-        for one in found
+        replace(request, at_s=request.at_s + (draw.uniform(0.0, JITTER_S) if copy else 0.0))
+        for request in found
         for copy in range(int(MEAN_REPLICAS / busy + draw.random()))
     ]
-    return replace(load, requests=tuple(sorted(copies, key=lambda one: one.at_s)))
+    return replace(load, requests=tuple(sorted(copies, key=lambda request: request.at_s)))
 
 
 def _steps() -> Iterator[SimulatedRequest]:

@@ -29,13 +29,20 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from autoscaling.policies import OngoingRequestsPolicy, ReplicaPolicy
-from autoscaling.policies.slo import SAFETY, SloPolicy
-from autoscaling.simulator import ModelPlan, NodePlan, ScalingPlan, Simulation, Summary, World
-from autoscaling.simulator.requests import RequestEnd
-from autoscaling.simulator.serve_delays import AT_ONCE, ServeDelays
-from autoscaling.simulator.simulation import SETTLE_S
-from autoscaling.simulator.world import ClassPlan
+from autoscaling.policies import OngoingRequestsPolicy, ReplicaPolicy, SloPolicy
+from autoscaling.simulator import (
+    AT_ONCE,
+    SETTLE_S,
+    ClassPlan,
+    ModelPlan,
+    NodePlan,
+    RequestEnd,
+    ScalingPlan,
+    ServeDelays,
+    Simulation,
+    Summary,
+    World,
+)
 from benchmarks.autoscaling.baselines import Apa, Clairvoyant, Kpa, ServeDefault, Static, clairvoyant_plan
 from benchmarks.autoscaling.loads import CONSTANT, MEAN_REPLICAS, SPAN_S, Load, loads
 from benchmarks.common.conditions import processor, versions
@@ -75,13 +82,13 @@ class Arm:
     delays: ServeDelays = AT_ONCE
 
 
-def _clairvoyant(headroom: float, load: Load, start_s: float) -> ReplicaPolicy:
+def _clairvoyant(factor: float, load: Load, start_s: float) -> ReplicaPolicy:
     runs = [(one.at_s, load.run_s(one)) for one in load.requests]
-    return Clairvoyant(clairvoyant_plan(runs, load.profile.slots, 1.0 / headroom, start_s, SPAN_S), SETTLE_S)
+    return Clairvoyant(clairvoyant_plan(runs, load.profile.slots, 1.0 / factor, start_s, SPAN_S), SETTLE_S)
 
 
-def _by_target(kind: Callable[[float], ReplicaPolicy], headroom: float, load: Load, start_s: float) -> ReplicaPolicy:
-    return kind(load.profile.slots / headroom)
+def _by_target(kind: Callable[[float], ReplicaPolicy], factor: float, load: Load, start_s: float) -> ReplicaPolicy:
+    return kind(load.profile.slots / factor)
 
 
 class Ongoing(OngoingRequestsPolicy):
@@ -177,7 +184,7 @@ def compared(name: str, start_s: float, arms: Sequence[str], data: Path) -> dict
     ample = _tried(load, start_s, ARMS[STATIC], AMPLE)
     found = {arm: least(load, start_s, ARMS[arm], SHARE * ample.attainment) for arm in arms}
     found["ample"] = ample
-    for ours, policy in (("slo", SloPolicy(SAFETY)), ("ongoing", OngoingRequestsPolicy())):
+    for ours, policy in (("slo", SloPolicy()), ("ongoing", OngoingRequestsPolicy())):
         found[f"{ours} as shipped"] = run(load, start_s, policy, 0.0, OWN_DELAYS, round(1.25 * MEAN_REPLICAS))
     return found
 

@@ -171,7 +171,6 @@ class RouterReplica:
         self._app = _begun(RouterApp(settings, parts))
         self._bridge = AsgiBridge(self._app)
         self._registry.apply(settings)
-        self._levels = settings.admission.service_levels
         await asyncio.gather(self._registry.wait_settled(), self._follower.wait_for_list(FIRST_LIST_S))
         freeze_heap()
 
@@ -242,16 +241,16 @@ class RouterReplica:
             self._set_files(settings.batch.files_url)
         self._queue_client.core.set_store(settings.store.url)
         self._registry.apply(settings)
-        self._levels = settings.admission.service_levels
         self._config = config
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve every `metrics_interval_s`, for scaling: each model's requests here, waiting or granted.
         All counts are of one moment: a request just granted must not be reported as both, or as neither."""
         models = self._registry.models
+        levels = self._app.settings.admission.service_levels
         waiting: dict[str, float] = {f"{WAITING_PREFIX}{name}": model.waiting for name, model in models.items()}
         waiting |= {f"{ROWS_PREFIX}{name}": model.active[False] for name, model in models.items()}
-        waiting |= {f"{IN_TIME_PREFIX}{name}": model.queue.in_time(self._levels) for name, model in models.items()}
+        waiting |= {f"{IN_TIME_PREFIX}{name}": model.queue.in_time(levels) for name, model in models.items()}
         blocked = {f"{BLOCKED_PREFIX}{name}": model.queue.blocked for name, model in models.items()}
         return waiting | blocked | {f"{GRANTED_PREFIX}{name}": model.queue.granted for name, model in models.items()}
 

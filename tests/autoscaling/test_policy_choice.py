@@ -9,13 +9,14 @@ from pydantic import ValidationError
 
 from autoscaling.policies import POLICIES
 from autoscaling.ray_policy import ScalingPolicy
-from serve_app.app import _scale
+from serve_app.app import scale
+from serve_app.names import ROUTER
 from serve_app.settings import DEFAULT_POLICY, AutoscaleSettings
 from serve_app.settings.model import PolicyName
-from serve_app.names import ROUTER
 from serve_app.settings.serve_config import application
 from serve_app.settings.settings import Settings, parse
 from tests.autoscaling.fake_serve import ENGINE, FakeServe
+
 
 def settings(models: list[dict[str, Any]]) -> Settings:
     return parse({"models": models})
@@ -49,7 +50,7 @@ def test_the_controller_gets_the_names_of_what_is_not_the_default() -> None:
     assert states[ENGINE]["reason"].startswith("30.0 requests run or would start too late")
 
 
-def test_advice_is_told_and_changes_nothing() -> None:
+def test_advice_changes_nothing() -> None:
     serve = FakeServe(target=2, engines=("e1", "e2"))
     serve.router_tells("r1", waiting=0, granted=30)
     alone, _ = ScalingPolicy(clock=serve.clock)(serve.contexts())
@@ -72,7 +73,7 @@ def test_what_engines_and_routers_report_reaches_the_policy() -> None:
 
 def test_serve_does_not_delay_what_a_policy_with_own_delays_decides() -> None:
     (model,) = settings(models=[{"name": "m", "replicas": SCALED | {"policy": "slo"}}]).models
-    scale = _scale(model)["autoscaling_config"]
-    assert (scale.upscale_delay_s, scale.downscale_delay_s, scale.downscale_to_zero_delay_s) == (0.0, 0.0, 120.0)
+    found = scale(model)["autoscaling_config"]
+    assert (found.upscale_delay_s, found.downscale_delay_s, found.downscale_to_zero_delay_s) == (0.0, 0.0, 120.0)
     (usual,) = settings(models=[{"name": "m", "replicas": SCALED}]).models
-    assert _scale(usual)["autoscaling_config"].upscale_delay_s == 30.0
+    assert scale(usual)["autoscaling_config"].upscale_delay_s == 30.0

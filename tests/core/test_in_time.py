@@ -15,9 +15,9 @@ NORMAL = RequestClass.NORMAL
 
 def figures(slots: int, slots_per_s: float | None) -> QueueFigures:
     """A queue in which the requests of the normal class wait for so many slots."""
-    one = ClassQueueFigures(slots, False, Backlog(0, slots, 1.0, 0.0, slots_per_s), None)
+    waiting = ClassQueueFigures(slots, False, Backlog(0, slots, 1.0, 0.0, slots_per_s), None)
     none = ClassQueueFigures(0, False, Backlog(0, 0, 0.0, 0.0, slots_per_s), None)
-    return QueueFigures(1, "m", tuple(one if level is NORMAL else none for level in RequestClass))
+    return QueueFigures(1, "m", tuple(waiting if level is NORMAL else none for level in RequestClass))
 
 
 @pytest.mark.parametrize(
