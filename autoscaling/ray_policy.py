@@ -68,6 +68,7 @@ class _Deployment:
     policy: ReplicaPolicy = field(default_factory=OngoingRequestsPolicy)
     advisor: ReplicaPolicy | None = None
     advice: Decision | None = None  # its last one
+    policy_name: str = DEFAULT_POLICY
     reports: Reports = field(default_factory=dict)
     target: int | None = None  # the last one; a change is logged with its reason
     reason: str = ""
@@ -157,7 +158,8 @@ class ScalingPolicy:
                 # that case it gets zero, since the policy may want several replicas at once.
                 context.total_num_requests = decision.load if context.current_num_replicas else 0.0
                 decisions[deployment] = decision.replicas
-                states[deployment] = _state(decision, target, self.deployments[name].advice)
+                memory = self.deployments[name]
+                states[deployment] = _state(decision, target, memory.advice) | {"policy": memory.policy_name}
             except Exception as error:  # noqa: BLE001 - an error of one model must not affect others
                 self._failed(name, error)
                 decisions[deployment] = target
@@ -168,7 +170,7 @@ class ScalingPolicy:
 
     def _new(self, name: str) -> _Deployment:
         policy, advisor = self._policies.get(name, (DEFAULT_POLICY, None))
-        return _Deployment(POLICIES[policy](), None if advisor is None else POLICIES[advisor]())
+        return _Deployment(POLICIES[policy](), advisor and POLICIES[advisor](), policy_name=policy)
 
     def _routers(self, named: Mapping[str, Any], now: float) -> tuple[dict[str, RouterCounts], frozenset[Hashable]]:
         """The routers' counts, by engine deployment, and the running routers."""

@@ -21,6 +21,7 @@ from autoscaling import readings
 from autoscaling.policies import OngoingRequestsPolicy, Signals
 from autoscaling.readings import RouterCounts
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
+from serve_app.settings import DEFAULT_POLICY
 
 STATES = {
     "RUNNING": "running",
@@ -211,7 +212,7 @@ def describe(
     deployments = {one["name"]: _deployment(one, reported) for one in application["deployments"].values()}
     engines = [
         {"name": by_deployment.get(key, key.removeprefix(ENGINE_PREFIX).replace("--", "/")), **one}
-        | _advice(decisions.get(key, {}))
+        | _decided(decisions.get(key, {}))
         for key, one in deployments.items()
         if key.startswith(ENGINE_PREFIX)
     ]
@@ -231,9 +232,11 @@ def describe(
     }
 
 
-def _advice(decision: Mapping[str, Any]) -> dict[str, Any]:
-    """`advised`: the number of replicas that a second policy would want, None: there is none; `advice`: why."""
-    return {"advised": decision.get("advised"), "advice": decision.get("advice", "")}
+def _decided(decision: Mapping[str, Any]) -> dict[str, Any]:
+    """`advised`: the number of replicas that a second policy would want, None: there is none; `advice`: why. Also
+    `why`, where only the policy knows: it has seen more than the present numbers."""
+    advice = {"advised": decision.get("advised"), "advice": decision.get("advice", "")}
+    return advice if decision.get("policy", DEFAULT_POLICY) == DEFAULT_POLICY else advice | {"why": decision["reason"]}
 
 
 def _raw(reported: ReportedSeries, deployment: str) -> readings.Raw:
