@@ -94,7 +94,9 @@ class StoppableRuns:
     def add(self, run: GrantedRequest) -> None:
         level = run.arrival.request_class
         self._insert(run)
-        held = self._on.setdefault(run.replica_id, _OnReplica())
+        held = self._on.get(run.replica_id)
+        if held is None:
+            held = self._on[run.replica_id] = _OnReplica()
         held.runs[level][run.arrival.request_id] = run
         held.slots[level] += run.arrival.slots
         held.tokens[level] += run.arrival.cost
