@@ -79,7 +79,9 @@ class Summary:
 
     def add(self, end: RequestEnd) -> None:
         """A request has ended."""
-        figures = self.by_class.setdefault(end.request_class, ClassSummary())
+        figures = self.by_class.get(end.request_class)
+        if figures is None:
+            figures = self.by_class[end.request_class] = ClassSummary()
         figures.outcomes[end.outcome] += 1
         if end.outcome is not Outcome.BAD_REQUEST:
             figures.offered += 1
