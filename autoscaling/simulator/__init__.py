@@ -15,10 +15,11 @@ from autoscaling.simulator.simulation import Simulation
 from autoscaling.simulator.summary import Summary
 from autoscaling.simulator.synthetic import SyntheticLoad
 from autoscaling.simulator.traces import read_trace
-from autoscaling.simulator.world import ModelPlan, NodePlan, ScalingPlan, World
+from autoscaling.simulator.world import BatchPlan, ModelPlan, NodePlan, ScalingPlan, World
 
 __all__ = [
     "PROFILES",
+    "BatchPlan",
     "Clock",
     "ModelPlan",
     "NodePlan",

@@ -33,7 +33,8 @@ OnReplica = Callable[[str, str, bool], None]
 
 @dataclass(frozen=True, slots=True)
 class FleetCounts:
-    """Replicas of a model by what they do. `blocked`: they wait for memory."""
+    """Replicas of a model by what they do. `blocked`: they wait for memory. `executing`: requests, without
+    `rows` of batches."""
 
     running: int
     target: int
@@ -41,6 +42,7 @@ class FleetCounts:
     blocked: int
     stopping: int
     executing: int
+    rows: int
 
 
 class Fleet:
@@ -121,7 +123,8 @@ class Fleet:
             unplaced=states.count(ReplicaState.UNPLACED),
             blocked=states.count(ReplicaState.WAITING),
             stopping=states.count(ReplicaState.DRAINING),
-            executing=sum(len(one.runs) for one in self._of(model)),
+            executing=sum(len(one.runs) - one.rows for one in self._of(model)),
+            rows=sum(one.rows for one in self._of(model)),
         )
 
     def replica_s(self, model: str) -> float:

@@ -38,6 +38,7 @@ class RouterNumbers(NamedTuple):
     at_s: float
     waiting: int
     granted: int
+    rows: int
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ class ModelScaling:
             target=counts.target,
             waiting=float(sum(numbers.waiting for numbers in fresh)),
             granted=float(sum(numbers.granted for numbers in fresh)),
+            rows=float(sum(min(numbers.rows, numbers.waiting + numbers.granted) for numbers in fresh)),
             executing=float(self._executing),
             complete=len(fresh) == len(self.routers),
             cold_start_requested=not counts.running and any(self._waiting(router) for router in self.routers),
@@ -121,7 +123,8 @@ class ModelScaling:
         if not self.is_silent(place):
             router = self.routers[place]
             granted = router.queue.in_flight.count(self.plan.name)
-            self._reported[place] = RouterNumbers(self.clock.now, self._waiting(router), granted)
+            rows = router.rows[self.plan.name]
+            self._reported[place] = RouterNumbers(self.clock.now, self._waiting(router), granted, rows)
         self.clock.after(self.plan.scaling.metrics_interval_s, partial(self._report_for_ever, place))
 
     def _report_engines(self) -> None:
