@@ -210,9 +210,6 @@ def decisions(console: Console, events: int, seed: int) -> dict[str, Any]:
         "decision_cpu_p99_ms": round(max(found["cpu_p99_us"] for found in cases.values()) / 1000, 3),
         "decisions_per_cpu_s": min(found["decisions_per_cpu_s"] for found in cases.values()),
         "cases": cases,
-        "replicas": REPLICAS,
-        "waiting": WAITING,
-        "tenants": TENANTS,
     }
 
 
@@ -222,7 +219,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the decisions' load")
     options = parser.parse_args()
     console = Console(stderr=True)
-    conditions = here(seed=options.seed)
+    conditions = here(seed=options.seed, replicas=REPLICAS, waiting=WAITING, tenants=TENANTS)
     console.print(conditions)
     result = decisions(console, QUICK_EVENTS if options.quick else EVENTS, options.seed)
     write_json({**result, "conditions": conditions})

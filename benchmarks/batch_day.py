@@ -36,16 +36,16 @@ from rich.table import Table
 from autoscaling.simulator import (
     PROFILES,
     BatchPlan,
+    EngineProfile,
     ModelPlan,
     NodePlan,
+    RequestEnd,
     ScalingPlan,
+    ServeDelays,
     SimulatedRequest,
     Simulation,
     World,
 )
-from autoscaling.simulator.profiles import EngineProfile
-from autoscaling.simulator.requests import RequestEnd
-from autoscaling.simulator.serve_delays import ServeDelays
 from benchmarks.common.conditions import here
 from benchmarks.common.figure import save
 from benchmarks.common.output import write_json
@@ -205,20 +205,16 @@ def _look(simulation: Simulation, name: str, model: ModelDay) -> None:
 def hours(model: ModelDay) -> list[dict[str, Any]]:
     """Each hour: slots on average, requests of people with their waits, and the rows that ended."""
     found = []
-    for begin_s in np.arange(0.0, DAY_S, HOUR_S):
+    for begin_s in (number * HOUR_S for number in range(24)):
         end_s = begin_s + HOUR_S
         looks = [one for one in model.looks if begin_s < one.at_s <= end_s]
-        slots, used, rows = (sum(part) / max(1, len(looks)) for part in _columns(looks)[1:4])
+        slots, used, rows = np.mean([one[1:4] for one in looks] or [(0, 0, 0)], axis=0).tolist()
         waits = [one.wait_s for one in model.waited if begin_s <= one.at_s < end_s]
         ended = sum(begin_s <= at_s < end_s for at_s in model.rows_ended)
         wait_s = lower_quantile(waits, 0.99)
         found.append({"hour": clock(begin_s), "slots": slots, "people": used, "rows": rows, "idle": slots - used - rows,
                       "asked": len(waits), "wait p99 s": wait_s, "rows ended": ended})  # fmt: skip
     return found
-
-
-def _columns(looks: Sequence[Look]) -> list[tuple[Any, ...]]:
-    return list(zip(*looks, strict=True)) if looks else [()] * len(Look._fields)
 
 
 def latency(waited: Sequence[Waited], since: float, until: float) -> dict[str, float | None]:

@@ -9,22 +9,27 @@ Never: reads a clock, a file or the machine's randomness; one seed gives one his
 
 from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.exchange import RouterLink, VirtualActor
-from autoscaling.simulator.profiles import PROFILES
-from autoscaling.simulator.requests import SimulatedRequest
+from autoscaling.simulator.profiles import PROFILES, EngineProfile
+from autoscaling.simulator.requests import RequestEnd, SimulatedRequest
+from autoscaling.simulator.serve_delays import ServeDelays
 from autoscaling.simulator.simulation import Simulation
 from autoscaling.simulator.summary import Summary
 from autoscaling.simulator.synthetic import SyntheticLoad
 from autoscaling.simulator.traces import read_trace
-from autoscaling.simulator.world import BatchPlan, ModelPlan, NodePlan, ScalingPlan, World
+from autoscaling.simulator.world import BatchPlan, ClassPlan, ModelPlan, NodePlan, ScalingPlan, World
 
 __all__ = [
     "PROFILES",
     "BatchPlan",
+    "ClassPlan",
     "Clock",
+    "EngineProfile",
     "ModelPlan",
     "NodePlan",
+    "RequestEnd",
     "RouterLink",
     "ScalingPlan",
+    "ServeDelays",
     "SimulatedRequest",
     "Simulation",
     "Summary",

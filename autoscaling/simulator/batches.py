@@ -3,9 +3,9 @@
 Rules
 - While rows are left, the worker reads the figures of each model's queue every `FIGURES_S`, and sends what they allow.
 - A row is a request of class `low`. It reaches a router half a hand-over after it was sent, its answer the worker as
-  much later. One that was not answered whole is sent again.
+  much later. One that was refused or lost is sent again.
 
-Invariant: every row is answered exactly once.
+Invariant: every row ends exactly once: answered, or as one that no engine could hold.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from serve_app.types import Outcome, RequestClass
 FIGURES_S = 0.2  # as in `serve_app.batch`, and the most rows in flight
 MAX_IN_FLIGHT = 512
 HAND_OVER_S = 0.03  # from a row's end until the next one reaches the queue: about what a worker takes on a busy machine
+FINAL = frozenset({Outcome.OK, Outcome.BAD_REQUEST})
 NO_FIGURES = ModelFigures(0, 0, 0, 0)
 
 # A request, and what takes its end.
@@ -33,11 +34,11 @@ Offer = Callable[[SimulatedRequest, Callable[[RequestEnd], None]], None]
 
 @dataclass(slots=True)
 class SubmittedBatch:
-    """A batch that was submitted. `ended_s`: when its last row was answered; None: some are left."""
+    """A batch that was submitted. `ended_s`: when its last row ended; None: some are left."""
 
     plan: BatchPlan
     left: deque[tuple[int, int]]
-    answered: int = 0
+    ended: int = 0
     ended_s: float | None = None
 
 
@@ -62,14 +63,14 @@ class VirtualBatchWorker:
         self._offer = offer
         self._models: dict[str, _ModelRows] = {}
         self.batches = [SubmittedBatch(plan, deque(plan.rows)) for plan in plans]
-        self._unanswered = sum(len(batch.left) for batch in self.batches)
+        self._open = sum(len(batch.left) for batch in self.batches)
         for batch in self.batches:
             clock.at(began_s + batch.plan.at_s, partial(self._submit, batch))
 
     @property
     def is_done(self) -> bool:
-        """Whether every row of every batch is answered."""
-        return not self._unanswered
+        """Whether every row of every batch has ended."""
+        return not self._open
 
     def _submit(self, batch: SubmittedBatch) -> None:
         model = batch.plan.model
@@ -111,8 +112,8 @@ class VirtualBatchWorker:
         asked = SimulatedRequest(self._clock.now, plan.tenant, RequestClass.LOW, plan.model, *row, is_row=True)
 
         def end(found: RequestEnd) -> None:
-            is_answered = found.outcome is Outcome.OK
-            self._clock.after(HAND_OVER_S / 2, lambda: self._ended(rows, batch, None if is_answered else row))
+            again = None if found.outcome in FINAL else row
+            self._clock.after(HAND_OVER_S / 2, lambda: self._ended(rows, batch, again))
 
         self._offer(asked, end)
 
@@ -123,8 +124,8 @@ class VirtualBatchWorker:
         if again is not None:
             batch.left.append(again)
         else:
-            batch.answered += 1
-            self._unanswered -= 1
-            if batch.answered == len(batch.plan.rows):
+            batch.ended += 1
+            self._open -= 1
+            if batch.ended == len(batch.plan.rows):
                 batch.ended_s = self._clock.now
         self._send(rows)

@@ -172,6 +172,9 @@ class World:
                 raise ConfigError(f"faults: there is no model {fault.model!r}", param="faults")
             if isinstance(fault, RouterSilence) and not 0 <= fault.router < self.routers:
                 raise ConfigError(f"faults: there is no router {fault.router}", param="faults")
+        for batch in self.batches:
+            if batch.model not in known:
+                raise ConfigError(f"batches: there is no model {batch.model!r}", param="batches")
         if self.routers < 1:
             raise ConfigError(f"routers is {self.routers}", param="routers")
 

@@ -6,9 +6,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from autoscaling.simulator import ModelPlan, NodePlan, ScalingPlan, SimulatedRequest, Simulation, World
-from autoscaling.simulator.profiles import EngineProfile
-from autoscaling.simulator.requests import RequestEnd
+from autoscaling.simulator import (
+    EngineProfile,
+    ModelPlan,
+    NodePlan,
+    RequestEnd,
+    ScalingPlan,
+    SimulatedRequest,
+    Simulation,
+    World,
+)
 from benchmarks.common.traces import MODEL
 from serve_app.core.queue import QueuePolicy
 

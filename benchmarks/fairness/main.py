@@ -37,7 +37,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from autoscaling.simulator.profiles import EngineProfile
+from autoscaling.simulator import EngineProfile
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
@@ -50,7 +50,7 @@ from benchmarks.endpoint.target import add_target_arguments, is_asked_for
 from benchmarks.fairness import endpoint
 from benchmarks.fairness.metric import Answer, Span, first_token_waits, judge, light_clients, p99, worth
 from benchmarks.fairness.plot import plot
-from benchmarks.fairness.simulation import ARMS, ENGINE, FIFO, OURS, Arm, capacity, play
+from benchmarks.fairness.simulation import ARMS, ENGINE, FIFO, OURS, capacity, play
 from benchmarks.fairness.trace import BACKLOG, SKEW, Lengths, azure_lengths, skewed, two_clients
 
 TWO = "two clients"
@@ -75,7 +75,6 @@ class Plan:
     """What is run."""
 
     seeds: tuple[int, ...]
-    arms: tuple[Arm, ...] = ARMS
     length_s: float = LENGTH_S
     warm_s: float = WARM_S
     capacity_s: float = CAPACITY_S
@@ -155,14 +154,14 @@ def simulate(lengths: Sequence[Lengths], plan: Plan, tell: Callable[[str], None]
     per_s = capacity(lengths, plan.engine, plan.capacity_s)
     tell(f"the engine ends {per_s:.2f} requests/s")
     service_per_s = per_s * fmean(worth(one.prompt, one.output) for one in lengths)
-    runs: dict[str, dict[str, list[Figures]]] = {name: {arm.name: [] for arm in plan.arms} for name in (TWO, MANY)}
+    runs: dict[str, dict[str, list[Figures]]] = {name: {arm.name: [] for arm in ARMS} for name in (TWO, MANY)}
     drawn: dict[str, Sequence[Answer]] = {}
     for seed in plan.seeds:
         traces: dict[str, list[Request]] = {
             TWO: two_clients(seed, lengths, OVERLOAD[TWO] * per_s, plan.length_s),
             MANY: skewed(seed, lengths, OVERLOAD[MANY] * per_s, plan.length_s),
         }
-        for arm in plan.arms:
+        for arm in ARMS:
             two = play(traces[TWO], arm, plan.engine)
             runs[TWO][arm.name].append(figures_of(two.answers, plan, two.ended_s, None))
             many = play(traces[MANY], arm, plan.engine)

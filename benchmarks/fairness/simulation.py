@@ -12,9 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoscaling.simulator import SimulatedRequest, Simulation
-from autoscaling.simulator.profiles import EngineProfile
-from autoscaling.simulator.requests import RequestEnd
+from autoscaling.simulator import EngineProfile, RequestEnd, SimulatedRequest, Simulation
 from benchmarks.common.traces import MODEL, Request, request
 from benchmarks.common.worlds import one_model, play_all
 from benchmarks.fairness.metric import Answer

@@ -37,7 +37,7 @@ from benchmarks.common.traces import DATA, TraceMissingError
 from benchmarks.strategies import report
 from benchmarks.strategies.engine import engine_process, settings_of
 from benchmarks.strategies.load import under_load
-from benchmarks.strategies.measure import drawer, offline, order_of
+from benchmarks.strategies.measure import offline, order_of
 from benchmarks.strategies.plot import plot
 from benchmarks.strategies.strategy import CONTINUOUS, SLOTS, STATIC, strategies
 from benchmarks.strategies.workload import MAX_MODEL_LEN, Lengths, azure_lengths
@@ -58,7 +58,7 @@ def run(given: argparse.Namespace, lengths: Sequence[Lengths], console: Console)
     with engine_process(settings_of(given.engine, SLOTS)) as engine:
         info = engine.info
         console.print(f"engine up after {info.start_s:.0f} s: {info.slots} slots, {info.kv_cache_tokens} KV tokens")
-        found = offline(engine, chosen, drawer(lengths, given.requests), given.seeds, SLOTS, console.print)
+        found = offline(engine, chosen, lengths, given.requests, given.seeds, SLOTS, console.print)
         capacity = found.figures[CONTINUOUS].requests_per_s
         loaded = under_load(engine, lengths, capacity, given.load_s, SLOTS, given.seed, console.print)
     result = report.headline(found, loaded, given.price_per_hour)

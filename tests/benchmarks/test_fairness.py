@@ -229,7 +229,7 @@ def test_an_engine_that_is_never_idle_ends_as_many_as_it_can() -> None:
 
 
 def test_the_benchmark_on_a_tiny_trace_tells_fair_from_order_of_arrival() -> None:
-    plan = Plan((1, 2), (FIFO, OURS), length_s=90.0, warm_s=20.0, capacity_s=30.0, engine=SMALL)
+    plan = Plan((1, 2), length_s=90.0, warm_s=20.0, capacity_s=30.0, engine=SMALL)
     reported: list[str] = []
     found = as_json(simulate(LENGTHS, plan, reported.append))
     assert len(reported) == 3

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoscaling.simulator import BatchPlan, ScalingPlan
+from autoscaling.simulator import BatchPlan, RequestEnd, ScalingPlan
 from autoscaling.simulator.world import ReplicaDeath
 from serve_app.types import Outcome, RequestClass
-from tests.autoscaling.simulator.worlds import MODEL, request, simulated, world
+from tests.autoscaling.simulator.worlds import MODEL, PROFILE, request, simulated, world
 
 ROW = (20, 50)
 
@@ -16,9 +16,9 @@ def plans(rows: int, *tenants: str) -> tuple[BatchPlan, ...]:
     return tuple(BatchPlan(f"b-{tenant}", 0.0, tenant, MODEL, [ROW] * rows) for tenant in tenants)
 
 
-def test_every_row_is_answered_once_though_a_replica_dies() -> None:
+def test_every_row_ends_once_though_a_replica_dies() -> None:
     simulation, ends = simulated(world(batches=plans(40, "t"), faults=(ReplicaDeath(3.0, MODEL),)), [])
-    assert [batch.answered for batch in simulation.batches.batches] == [40]
+    assert [batch.ended for batch in simulation.batches.batches] == [40]
     assert [end.outcome for end in ends].count(Outcome.OK) == 40
     assert {end.request_class for end in ends} == {RequestClass.LOW}
 
@@ -30,13 +30,19 @@ def test_tenants_share_what_is_free() -> None:
     assert abs(first.count("a") - first.count("b")) <= 8  # a wave of the slots
 
 
-def test_rows_of_which_some_fail_are_sent_again() -> None:
-    """A row that cannot run on any engine ends at the door; the others' ends are not its own."""
+def test_rows_that_lose_their_replica_too_often_are_sent_again() -> None:
     faults = tuple(ReplicaDeath(1.0 + at, MODEL) for at in range(0, 24, 2))
     slow = replace(world().models[0].profile, start_s=0.5)
     simulation, ends = simulated(world(batches=plans(12, "t"), faults=faults, profile=slow), [])
-    assert [batch.answered for batch in simulation.batches.batches] == [12]
-    assert len(ends) >= 12
+    assert [batch.ended for batch in simulation.batches.batches] == [12]
+    assert [end.outcome for end in ends].count(Outcome.OK) == 12
+
+
+def test_a_row_that_no_engine_could_hold_ends_and_the_batch_goes_on() -> None:
+    rows = [(20, PROFILE.kv_tokens), ROW]
+    simulation, ends = simulated(world(batches=(BatchPlan("b", 0.0, "t", MODEL, rows),)), [])
+    assert [batch.ended for batch in simulation.batches.batches] == [2]
+    assert {end.outcome for end in ends} == {Outcome.OK, Outcome.BAD_REQUEST}
 
 
 def test_rows_start_the_first_replica_and_no_more() -> None:
@@ -45,9 +51,9 @@ def test_rows_start_the_first_replica_and_no_more() -> None:
     assert {change.target for change in simulation.scalings[0].changes} <= {0, 1}
 
 
-def test_a_client_that_asks_while_it_runs_is_told_the_end() -> None:
+def test_a_client_may_ask_while_it_runs() -> None:
     simulation, _ = simulated(world(), [request(0.0)])
-    told = []
-    simulation.offer(request(0.0), told.append)
+    ends: list[RequestEnd] = []
+    simulation.offer(request(0.0), ends.append)
     simulation.run()
-    assert [end.outcome for end in told] == [Outcome.OK]
+    assert [end.outcome for end in ends] == [Outcome.OK]
