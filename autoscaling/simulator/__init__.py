@@ -16,13 +16,14 @@ from autoscaling.simulator.simulation import SETTLE_S, Simulation
 from autoscaling.simulator.summary import Summary
 from autoscaling.simulator.synthetic import CHAT, SyntheticLoad
 from autoscaling.simulator.traces import read_trace
-from autoscaling.simulator.world import ClassPlan, ModelPlan, NodePlan, ScalingPlan, World
+from autoscaling.simulator.world import BatchPlan, ClassPlan, ModelPlan, NodePlan, ScalingPlan, World
 
 __all__ = [
     "AT_ONCE",
     "CHAT",
     "PROFILES",
     "SETTLE_S",
+    "BatchPlan",
     "ClassPlan",
     "Clock",
     "EngineProfile",

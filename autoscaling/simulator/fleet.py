@@ -34,8 +34,8 @@ OnReplica = Callable[[str, str, bool], None]
 
 @dataclass(frozen=True, slots=True)
 class FleetCounts:
-    """Replicas of a model by what they do. `blocked`: they wait for memory. `slots`: requests that a running one can
-    run at once, in the mean; 0: none runs."""
+    """Replicas of a model by what they do. `blocked`: they wait for memory. `executing`: requests, without `rows` of
+    batches. `slots`: requests that a running one can run at once, in the mean; 0: none runs."""
 
     running: int
     target: int
@@ -44,6 +44,7 @@ class FleetCounts:
     stopping: int
     executing: int
     slots: float
+    rows: int
 
 
 class Fleet:
@@ -128,8 +129,9 @@ class Fleet:
             unplaced=states.count(ReplicaState.UNPLACED),
             blocked=states.count(ReplicaState.WAITING),
             stopping=states.count(ReplicaState.DRAINING),
-            executing=sum([len(one.runs) for one in replicas]),
+            executing=sum([len(one.runs) - one.rows for one in replicas]),
             slots=math.fsum(slots) / max(1, len(slots)),
+            rows=sum([one.rows for one in replicas]),
         )
 
     def replica_s(self, model: str) -> float:

@@ -39,6 +39,7 @@ class RouterNumbers(NamedTuple):
     waiting: int
     granted: int
     in_time: float
+    rows: int
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class ModelScaling:
             target=counts.target,
             waiting=float(sum(numbers.waiting for numbers in fresh)),
             granted=float(sum(numbers.granted for numbers in fresh)),
+            rows=float(sum(min(numbers.rows, numbers.waiting + numbers.granted) for numbers in fresh)),
             executing=float(self._executing),
             complete=len(fresh) == len(self.routers),
             cold_start_requested=not counts.running and any(self._waiting(router) for router in self.routers),
@@ -128,7 +130,8 @@ class ModelScaling:
             router = self.routers[place]
             granted = router.queue.in_flight.count(self.plan.name)
             in_time = router.in_time(self.plan.name)
-            self._reported[place] = RouterNumbers(self.clock.now, self._waiting(router), granted, in_time)
+            rows = router.rows[self.plan.name]
+            self._reported[place] = RouterNumbers(self.clock.now, self._waiting(router), granted, in_time, rows)
         self.clock.after(self.plan.scaling.metrics_interval_s, partial(self._report_for_ever, place))
 
     def _report_engines(self) -> None:

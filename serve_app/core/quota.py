@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
+from serve_app.core.batches import ModelFigures
 from serve_app.core.claims import ClaimBook, ClaimReply, ClaimReport, ClaimRequest, ClaimVerdict, Generation
 from serve_app.core.limits import ActorLimits
 from serve_app.core.memory import (
@@ -60,6 +61,7 @@ from serve_app.core.times import (
     ROUTER_SILENT_S,
 )
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound, ServeAppError, Unavailable
+from serve_app.types import RequestClass
 
 RECOVERING = "quota_recovering"  # error code of requests refused until then
 
@@ -240,6 +242,28 @@ class Quota:
         if not timed_out:  # else it was counted when it came
             self.ledger.heartbeat(message.router, now)
         return self.queue.router_sessions.on_watch(message, timed_out=timed_out)
+
+    def model_figures(self) -> dict[str, ModelFigures]:
+        """The figures of each model's queue. O(engines + requests granted there).
+
+        While requests wait, routers keep no credit, and what their accounts hold is in use. Else what is in use is
+        known from the routers' last reports.
+        """
+        found = {}
+        for model, state in self.queue.models.by_name.items():
+            is_contended = model in self.queue.router_sessions.state.contended
+            slots = busy = 0
+            for engine in state.engines:
+                pool = self.ledger.pool(engine)
+                if pool is None or not state.is_open(engine):
+                    continue
+                booked = pool.slots - pool.free_slots
+                slots += pool.slots
+                used = max(state.granted_slots(engine), self.queue.accounts.in_use(engine)[0])
+                busy += booked if is_contended else min(booked, used)
+            waiting = [one.slots for one in state.admission.queue.class_queues]
+            found[model] = ModelFigures(slots, busy, sum(waiting), waiting[RequestClass.LOW])
+        return found
 
     def silent_routers(self, now: float) -> dict[str, NodeProcesses]:
         """Routers without a message for `ROUTER_SILENT_S`, with their processes."""

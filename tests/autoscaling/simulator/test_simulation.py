@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaling.simulator import ModelPlan, NodePlan, ScalingPlan, SimulatedRequest, World
+from autoscaling.simulator import BatchPlan, ModelPlan, NodePlan, ScalingPlan, SimulatedRequest, World
 from autoscaling.simulator.profiles import GB
 from autoscaling.simulator.world import ClassPlan, ReplicaDeath, RouterSilence
 from serve_app.core.limits import Limits
@@ -191,6 +191,7 @@ def test_requests_of_a_session_stay_on_one_replica() -> None:
         (lambda: World(()), "models"),
         (lambda: world(nodes=replace(NODES, gpu_bytes=GB // 2)), "nodes"),
         (lambda: world(faults=(ReplicaDeath(1.0, "x"),)), "faults"),
+        (lambda: world(batches=(BatchPlan("b", 0.0, "t", "x", [(1, 1)]),)), "batches"),
         (lambda: world(faults=(RouterSilence(1.0, 1.0, 7),)), "faults"),
         (lambda: world(ScalingPlan(2, 1)), "min_replicas"),
         (lambda: simulated(world(), [request(0.0, model="x")]), "model"),
