@@ -3,27 +3,36 @@
 Decides: nothing that production decides. It drives the queues of routers and quota actor, the ledger, the replica
 choice, limits, estimates and scaling policies, and models what is around them: engines by a measured step model, nodes,
 starts, failures, clients, and Serve's delays.
-In: a `World`, a load of `SimulatedRequest`, a policy. Out: a `RequestEnd` for each request, targets, GPU hours.
+In: a `World`, a load of `SimulatedRequest`, a policy. Out: a `RequestEnd` for each request, targets, GPU hours,
+a `Series`.
 Never: reads a clock, a file or the machine's randomness; one seed gives one history.
 """
 
 from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.exchange import RouterLink, VirtualActor
-from autoscaling.simulator.profiles import PROFILES
-from autoscaling.simulator.requests import SimulatedRequest
+from autoscaling.simulator.profiles import PROFILES, EngineProfile
+from autoscaling.simulator.requests import RequestEnd, SimulatedRequest
+from autoscaling.simulator.series import Obstacle, Series, step_for
+from autoscaling.simulator.serve_delays import ServeDelays
 from autoscaling.simulator.simulation import Simulation
 from autoscaling.simulator.summary import Summary
 from autoscaling.simulator.synthetic import SyntheticLoad
 from autoscaling.simulator.traces import read_trace
-from autoscaling.simulator.world import ModelPlan, NodePlan, ScalingPlan, World
+from autoscaling.simulator.world import ClassPlan, ModelPlan, NodePlan, ScalingPlan, World
 
 __all__ = [
     "PROFILES",
+    "ClassPlan",
     "Clock",
+    "EngineProfile",
     "ModelPlan",
     "NodePlan",
+    "Obstacle",
+    "RequestEnd",
     "RouterLink",
     "ScalingPlan",
+    "Series",
+    "ServeDelays",
     "SimulatedRequest",
     "Simulation",
     "Summary",
@@ -31,4 +40,5 @@ __all__ = [
     "VirtualActor",
     "World",
     "read_trace",
+    "step_for",
 ]

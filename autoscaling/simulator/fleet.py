@@ -33,9 +33,11 @@ OnReplica = Callable[[str, str, bool], None]
 
 @dataclass(frozen=True, slots=True)
 class FleetCounts:
-    """Replicas of a model by what they do. `blocked`: they wait for memory."""
+    """Replicas of a model by what they do. `starting`: all that are to run, and do not yet; of these have `unplaced`
+    ones no place, and `blocked` ones wait for memory."""
 
     running: int
+    starting: int
     target: int
     unplaced: int
     blocked: int
@@ -117,6 +119,7 @@ class Fleet:
         states = [one.state for one in self._of(model)]
         return FleetCounts(
             running=states.count(ReplicaState.RUNNING),
+            starting=sum(state in PRESENT and state is not ReplicaState.RUNNING for state in states),
             target=self._targets[model],
             unplaced=states.count(ReplicaState.UNPLACED),
             blocked=states.count(ReplicaState.WAITING),

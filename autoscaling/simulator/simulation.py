@@ -96,7 +96,11 @@ class Simulation:
 
     def run(self, most_s: float = float("inf")) -> None:
         """Until every request has ended, or so many seconds from now."""
-        self.clock.run(most_s, lambda: self._is_read and self.ended == self.offered)
+        self.clock.run(most_s, self.is_over)
+
+    def is_over(self) -> bool:
+        """Whether every request has ended."""
+        return self._is_read and self.ended == self.offered
 
     def run_for(self, span_s: float) -> None:
         """So many seconds, whatever ends."""
