@@ -1,5 +1,6 @@
 """The command line: `serve-app up | check | deploy | export | status | logs | doctor | quota | defrag | drain |
-explain | requests | history | events | top | keys | batch | usage | audit | simulate | support-bundle | chat | down | help`.
+explain | requests | history | events | top | keys | batch | usage | audit | simulate | support-bundle | chat | down |
+help`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.

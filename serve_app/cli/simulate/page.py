@@ -103,12 +103,14 @@ def seconds(value: float | None) -> str:
 
 
 def _legend(arms: Sequence[ArmFigures]) -> str:
-    entries = (
-        f"<li><svg viewBox='0 0 20 4' class=swatch><path d='M0 2H20' class='{_class_of(Line(arm.name, number, ()))}'/></svg>"
-        f"{escape(arm.name)}</li>"
-        for number, arm in enumerate(arms)
-    )
+    entries = (f"<li>{_swatch(Line(arm.name, number, ()))}</li>" for number, arm in enumerate(arms))
     return f"<ul class=legend>{''.join(entries)}</ul>"
+
+
+def _swatch(line: Line) -> str:
+    """A line's name with its colour."""
+    line_class = _class_of(line)
+    return f"<svg viewBox='0 0 20 4' class=swatch><path d='M0 2H20' class='{line_class}'/></svg>{escape(line.name)}"
 
 
 def _chart(panel: Panel) -> str:
@@ -124,15 +126,10 @@ def _chart(panel: Panel) -> str:
         f"<span style='left:{100 * at / panel.span_s:.1f}%'>{name}</span>" for at, name in time_ticks(panel.span_s)
     )
     names = ", ".join(f"dotted: the level, {level:g} s" for level in panel.levels)
-    of_classes = " ".join(
-        f"<span class=key><svg viewBox='0 0 20 4' class=swatch><path d='M0 2H20' class='{_class_of(line)}'/></svg>"
-        f"{escape(line.name)}</span>"
-        for line in panel.lines
-        if line.is_class
-    )
+    keys = " ".join(f"<span class=key>{_swatch(line)}</span>" for line in panel.lines if line.is_class)
     return (
         f"<figure><figcaption><b>{escape(panel.title)}</b>, {escape(panel.unit)}"
-        f"{'; ' + names if names else ''} {of_classes}</figcaption>"
+        f"{'; ' + names if names else ''} {keys}</figcaption>"
         f"<div class=chart><div class=ys>{ys}</div>"
         f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' preserveAspectRatio=none role=img aria-label='{escape(panel.title)}'>"
         f"{grid}{levels}{lines}</svg><div class=xs>{xs}</div></div></figure>"

@@ -24,7 +24,7 @@ def recommendation(arms: Sequence[ArmFigures], wanted: float) -> Recommendation:
     fitting = [arm for arm in arms if arm.meets]
     if fitting:
         best = min(fitting, key=lambda arm: (arm.cost, arm.gpu_hours))
-        return Recommendation(best.name, f"{_which(best, arms)}: {_size(best)}")
+        return Recommendation(best.name, f"{_which(best, arms)}: {_size(best)}.")
     judged = [(worst, arm) for arm in arms if (worst := _worst_class(arm)) is not None]
     if not judged:
         classes = sorted({each.request_class for arm in arms for each in arm.classes})
@@ -33,7 +33,7 @@ def recommendation(arms: Sequence[ArmFigures], wanted: float) -> Recommendation:
         return Recommendation(
             None,
             f"No class of this traffic has a level, so nothing tells which arm is good enough; give {given}. "
-            f"The cheapest, {cheapest.name}, takes {_size(cheapest)}",
+            f"The cheapest, {cheapest.name}, takes {_size(cheapest)}.",
         )
     worst, arm = max(judged, key=lambda pair: (pair[0].attainment or 0.0, -pair[1].cost, -pair[1].gpu_hours))
     begin = "This configuration does not give" if len(arms) == 1 else "No arm gives"
@@ -72,7 +72,7 @@ def _which(best: ArmFigures, arms: Sequence[ArmFigures]) -> str:
 def _size(arm: ArmFigures) -> str:
     cost = f", {money(arm.cost)}" if arm.cost else ""
     gpus = "GPU" if arm.gpus_peak == 1 else "GPUs"
-    return f"at most {arm.gpus_peak} {gpus}, {arm.gpus_mean:.1f} in the mean ({arm.gpu_hours:.1f} GPU hours{cost})."
+    return f"at most {arm.gpus_peak} {gpus}, {arm.gpus_mean:.1f} in the mean ({arm.gpu_hours:.1f} GPU hours{cost})"
 
 
 def _worst_class(arm: ArmFigures) -> ClassFigures | None:
