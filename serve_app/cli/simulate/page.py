@@ -7,9 +7,11 @@ on a phone. Colours follow the reader's light or dark theme.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
+from pathlib import PurePath
 
 from serve_app.cli.simulate.figures import ArmFigures, Comparison
 from serve_app.cli.simulate.panels import COLOURS, Bar, Line, Panel, bars, panels, time_ticks, value_ticks
@@ -24,8 +26,9 @@ MEETS = {True: "meets every level", False: "misses a level", None: ""}
 def page(found: Comparison) -> str:
     """The whole page."""
     title, costs = bars(found)
+    name = escape(f"Capacity for {PurePath(found.trace.file).name}")
     body = [
-        f"<h1>Capacity for {escape(found.trace.file)}</h1>",
+        f"<h1>{name}</h1>",
         f"<p class=answer>{escape(found.recommendation.text)}</p>",
         f"<p class=quiet>{escape(_traffic(found))}</p>",
         _table(found),
@@ -41,10 +44,13 @@ def page(found: Comparison) -> str:
         "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n"
         "<meta name=viewport content='width=device-width, initial-scale=1'>\n"
         "<meta name=color-scheme content='light dark'>\n"
-        f"<title>Capacity for {escape(found.trace.file)}</title>\n<style>\n{style}</style>\n<main>\n"
-        + "\n".join(body)
-        + "\n</main>\n</html>\n"
+        f"<title>{name}</title>\n<style>\n{style}</style>\n<main>\n" + "\n".join(body) + "\n</main>\n</html>\n"
     )
+
+
+def _breakable(name: str) -> str:
+    """A name that may be broken after its signs."""
+    return re.sub(r"([,_=])", r"\1<wbr>", escape(name))
 
 
 def _traffic(found: Comparison) -> str:
@@ -74,13 +80,13 @@ def _rows(arm: ArmFigures, *, is_best: bool) -> Iterator[str]:
     """A row for each class; the arm's own figures are in the first."""
     span = max(1, len(arm.classes))
     own = [
-        f"{arm.name}{' (take this)' if is_best else ''}",
-        f"{arm.replicas_mean:.1f}, at most {arm.replicas_peak}",
-        f"{arm.gpus_mean:.1f}, at most {arm.gpus_peak}",
+        f"{arm.replicas_mean:.1f} (most {arm.replicas_peak})",
+        f"{arm.gpus_mean:.1f} (most {arm.gpus_peak})",
         f"{arm.gpu_hours:.1f}",
         money(arm.cost),
     ]
-    cells = "".join(f"<td rowspan={span}>{escape(cell)}</td>" for cell in own)
+    name = f"{_breakable(arm.name)}{'<br><small>take this</small>' if is_best else ''}"
+    cells = "".join(f"<td rowspan={span}>{cell}</td>" for cell in [name, *map(escape, own)])
     for number, each in enumerate(arm.classes):
         level = "-" if each.level_s is None else f"{each.level_s:g} s"
         found = [
@@ -110,7 +116,7 @@ def _legend(arms: Sequence[ArmFigures]) -> str:
 def _swatch(line: Line) -> str:
     """A line's name with its colour."""
     line_class = _class_of(line)
-    return f"<svg viewBox='0 0 20 4' class=swatch><path d='M0 2H20' class='{line_class}'/></svg>{escape(line.name)}"
+    return f"<svg viewBox='0 0 20 4' class=swatch><path d='M0 2H20' class='{line_class}'/></svg>{_breakable(line.name)}"
 
 
 def _chart(panel: Panel) -> str:
@@ -126,7 +132,8 @@ def _chart(panel: Panel) -> str:
         f"<span style='left:{100 * at / panel.span_s:.1f}%'>{name}</span>" for at, name in time_ticks(panel.span_s)
     )
     names = ", ".join(f"dotted: the level, {level:g} s" for level in panel.levels)
-    keys = " ".join(f"<span class=key>{_swatch(line)}</span>" for line in panel.lines if line.is_class)
+    of_classes = [line for line in panel.lines if line.is_class]
+    keys = " ".join(f"<span class=key>{_swatch(line)}</span>" for line in of_classes if len(of_classes) > 1)
     return (
         f"<figure><figcaption><b>{escape(panel.title)}</b>, {escape(panel.unit)}"
         f"{'; ' + names if names else ''} {keys}</figcaption>"
@@ -166,7 +173,7 @@ def _path(panel: Panel, line: Line) -> str:
 def _bars(title: str, costs: Sequence[Bar]) -> str:
     most = max(bar.value for bar in costs) or 1.0
     rows = "".join(
-        f"<li><span>{escape(bar.name)}</span><span class=bar><i class='b{bar.number % COLOURS}' "
+        f"<li><span>{_breakable(bar.name)}</span><span class=bar><i class='b{bar.number % COLOURS}' "
         f"style='width:{100 * bar.value / most:.1f}%'></i></span><span>{escape(bar.text)}"
         f"<small>{MEETS[bar.meets]}</small></span></li>"
         for bar in costs

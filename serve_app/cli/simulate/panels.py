@@ -33,18 +33,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart over time. `levels`: of first tokens, in seconds."""
+    """One chart over time. `span_s`: of its axis, the same in all panels. `levels`: of first tokens, in seconds."""
 
     title: str
     unit: str
     step_s: float
+    span_s: float
     lines: tuple[Line, ...]
     levels: tuple[float, ...] = ()
     is_log: bool = False
-
-    @property
-    def span_s(self) -> float:
-        return max(len(line.values) for line in self.lines) * self.step_s
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -111,39 +108,41 @@ def value_ticks(panel: Panel) -> list[float]:
 
 
 def _moment(at_s: float) -> str:
+    if not at_s:
+        return "0"
     if at_s % 60:
         return f"{at_s:g} s"
-    if at_s % 3600 or not at_s:
+    if at_s % 3600:
         hours = f"{int(at_s // 3600)} h " if at_s >= 3600 else ""
         return f"{hours}{int(at_s % 3600 // 60)} min"
     return f"{int(at_s // 3600)} h" if at_s % 86_400 else f"{int(at_s // 86_400)} d"
 
 
 def _arrivals(found: Comparison) -> Panel:
-    series = found.arms[0].series
-    lines = (
-        Line(name, CLASS_NUMBERS[name], values, is_class=True) for name, values in series.arrivals_per_minute.items()
-    )
-    return Panel("Arrivals", "requests a minute", series.step_s, tuple(lines))
+    by_class = found.arms[0].series.arrivals_per_minute
+    lines = (Line(name, CLASS_NUMBERS[name], values, is_class=True) for name, values in by_class.items())
+    return Panel("Arrivals", "requests a minute", *_axis(found), tuple(lines))
 
 
 def _replicas(found: Comparison) -> Iterator[Panel]:
     models = [each.model for each in found.arms[0].models]
     for model in models:
         lines = (Line(arm.name, number, arm.series.running[model]) for number, arm in enumerate(found.arms))
-        of_model = f" of {model}" if len(models) > 1 else ""
-        yield Panel(f"Running replicas{of_model}", "replicas", found.arms[0].series.step_s, tuple(lines))
+        title = f"Running replicas of {model}" if len(models) > 1 else "Running replicas"
+        yield Panel(title, "mean of a step", *_axis(found), tuple(lines))
 
 
 def _first_tokens(found: Comparison) -> Iterator[Panel]:
     for name in found.arms[0].series.ttft_p99_s:
-        lines = tuple(
-            Line(arm.name, number, arm.series.ttft_p99_s[name])
-            for number, arm in enumerate(found.arms)
-            if name in arm.series.ttft_p99_s
-        )
+        lines = (Line(arm.name, number, arm.series.ttft_p99_s[name]) for number, arm in enumerate(found.arms))
         title = f"First token of {name} requests, 99th percentile"
-        yield Panel(title, "seconds", found.arms[0].series.step_s, lines, _levels(found.arms, name), is_log=True)
+        yield Panel(title, "seconds", *_axis(found), tuple(lines), _levels(found.arms, name), is_log=True)
+
+
+def _axis(found: Comparison) -> tuple[float, float]:
+    """The step, and the span until the last request of the last arm has ended."""
+    step_s = found.arms[0].series.step_s
+    return step_s, step_s * max(len(values) for arm in found.arms for values in arm.series.running.values())
 
 
 def _levels(arms: Sequence[ArmFigures], name: str) -> tuple[float, ...]:

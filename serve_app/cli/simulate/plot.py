@@ -16,7 +16,7 @@ CLASS_COLOURS = ("#0f172a", "#334155", "#64748b", "#94a3b8")
 GRID = "#e2e8f0"
 WIDTH_IN = 9.0
 PANEL_IN = 2.1
-BAR_IN = 0.32
+BAR_IN = 0.42
 DPI = 120
 
 
@@ -71,14 +71,18 @@ def _bars(axes: Axes, title: str, costs: list[Bar]) -> None:
     _style(axes, title)
     places = range(len(costs))
     colours = [ARM_COLOURS[bar.number % COLOURS] for bar in costs]
-    axes.barh(places, [bar.value for bar in costs], height=0.6, color=colours)
-    axes.set_yticks(places, [bar.name for bar in costs])
+    axes.barh(places, [bar.value for bar in costs], height=0.45, color=colours)
+    axes.grid(visible=False)
+    axes.set_yticks([])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.3 * max(bar.value for bar in costs) or 1.0)
+    axes.set_xlim(0, 1.35 * max(bar.value for bar in costs) or 1.0)
     axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
     for place, bar in zip(places, costs, strict=True):
         verdict = {True: ", meets every level", False: ", misses a level", None: ""}[bar.meets]
         axes.annotate(f" {bar.text}{verdict}", (bar.value, place), va="center", fontsize=8)
+        if len(costs) > 1:
+            axes.annotate(bar.name, (0, place - 0.42), fontsize=7, va="bottom")
 
 
 def _colour(line: Line) -> str:

@@ -52,9 +52,10 @@ def test_a_change_leaves_the_configuration_as_it_was() -> None:
 
 def test_a_preset_changes_what_it_says_and_a_file_without_models_has_the_built_in_one() -> None:
     data = {"models": [{"name": "chat", "path": "a", "preset": "latency"}]}
-    assert after("preset=throughput", data=data).models[0].max_num_seqs == parse(
-        {"models": [{"name": "chat", "path": "a", "preset": "throughput"}]}
-    ).models[0].max_num_seqs
+    assert (
+        after("preset=throughput", data=data).models[0].max_num_seqs
+        == parse({"models": [{"name": "chat", "path": "a", "preset": "throughput"}]}).models[0].max_num_seqs
+    )
     assert after("max_num_seqs=3", data={"router": {"replicas": 2}}).models[0].max_num_seqs == 3
 
 

@@ -19,9 +19,14 @@ CODE = ModelSettings(name="team/code-8b", path="some/code")
 FIGURES = asdict(PROFILES["8b-l4"]) | {"name": "mine", "source": "measured on our L4"}
 
 
-def chosen(*given: str, files: Mapping[str, Any] | None = None, models: tuple[ModelSettings, ...] = (CHAT, CODE)) -> Any:
-    texts = {name: figures if isinstance(figures, str) else json.dumps(figures) for name, figures in (files or {}).items()}
-    return {name: found.name for name, found in chosen_profiles(given, models, texts.__getitem__).items()}
+def chosen(*given: str, files: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The names of the profiles of both models, where there are these files."""
+
+    def read(name: str) -> str:
+        figures = (files or {})[name]
+        return figures if isinstance(figures, str) else json.dumps(figures)
+
+    return {name: found.name for name, found in chosen_profiles(given, (CHAT, CODE), read).items()}
 
 
 def test_a_models_own_profile_comes_before_that_of_all() -> None:
