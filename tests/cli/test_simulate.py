@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {
             "name": "chat",
             "path": "some/model",
             "max_num_seqs": 8,
-            "replicas": {"min_replicas": 1, "max_replicas": 3, "target_ongoing_requests": 8, "upscale_delay_s": 5},
+            "replicas": {"min_replicas": 1, "max_replicas": 3, "target_ongoing_requests": 1, "upscale_delay_s": 5},
         }
     ],
     "admission": {"classes": {"normal": {"ttft_slo_s": 5}}},
@@ -71,9 +71,10 @@ def test_arms_stand_side_by_side_with_a_recommendation(run: Run, files: Path) ->
     names = ["unchanged", "max_num_seqs=16,target_ongoing_requests=32", "min_replicas=3"]
     assert [arm["name"] for arm in found["arms"]] == names
     unchanged, packed, three = found["arms"]
-    assert packed["replicas_peak"] == 1
+    assert (packed["replicas_peak"], packed["changes"]) == (1, 0)
+    assert (unchanged["replicas_peak"], unchanged["changes"] > 0) == (3, True)
     assert three["replicas_mean"] == pytest.approx(3.0, abs=0.05)
-    assert packed["gpu_hours"] < unchanged["gpu_hours"] <= three["gpu_hours"]
+    assert packed["gpu_hours"] < unchanged["gpu_hours"] < three["gpu_hours"]
     assert three["cost"] == pytest.approx(2.0 * three["gpu_hours"])
     for arm in found["arms"]:
         (normal,) = arm["classes"]
