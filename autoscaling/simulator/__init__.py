@@ -4,7 +4,7 @@ Decides: nothing that production decides. It drives the queues of routers and qu
 choice, limits, estimates and scaling policies, and models what is around them: engines by a measured step model, nodes,
 starts, failures, clients, and Serve's delays.
 In: a `World`, a load of `SimulatedRequest`, a policy. Out: a `RequestEnd` for each request, targets, GPU hours,
-a `Series`.
+a `RunSeries`.
 Never: reads a clock, a file or the machine's randomness; one seed gives one history.
 """
 
@@ -12,7 +12,7 @@ from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.exchange import RouterLink, VirtualActor
 from autoscaling.simulator.profiles import PROFILES, EngineProfile
 from autoscaling.simulator.requests import RequestEnd, SimulatedRequest
-from autoscaling.simulator.series import Obstacle, Series, step_for
+from autoscaling.simulator.series import Obstacle, RunSeries, step_for
 from autoscaling.simulator.serve_delays import ServeDelays
 from autoscaling.simulator.simulation import Simulation
 from autoscaling.simulator.summary import Summary
@@ -30,8 +30,8 @@ __all__ = [
     "Obstacle",
     "RequestEnd",
     "RouterLink",
+    "RunSeries",
     "ScalingPlan",
-    "Series",
     "ServeDelays",
     "SimulatedRequest",
     "Simulation",

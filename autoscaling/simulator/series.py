@@ -78,7 +78,7 @@ def step_for(span_s: float) -> float:
     return next((step for step in STEPS_S if span_s / step <= MOST_STEPS), STEPS_S[-1])
 
 
-class Series:
+class RunSeries:
     """See the module. `watch` first, then `add` each end. `step_s`: a multiple of `LOOK_S`."""
 
     def __init__(self, step_s: float) -> None:

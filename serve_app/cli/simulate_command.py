@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,19 +22,18 @@ from serve_app.cli.key_commands import seconds
 from serve_app.cli.layout import NOTHING, Listing
 from serve_app.cli.simulate import (
     Arm,
-    ArmFigures,
-    ClassFigures,
+    ArmResult,
+    ClassResult,
     Comparison,
     Configuration,
     GpuBound,
     LoadOptions,
-    TraceFigures,
+    TraceSummary,
 )
 from serve_app.errors import BadRequest
 
 DEFAULT_ATTAINMENT = 0.99  # of a class: the field's usual objective
 DEFAULT_POLICY = next(iter(POLICIES))
-PLOT_EXTRA = "plots"
 COLUMNS = ("arm", "replicas", "GPUs", "GPU hours", "cost", "refused", "scalings")
 
 TraceOption = Annotated[
@@ -115,14 +113,14 @@ def simulate(
 ) -> None:
     """Simulate recorded traffic: replicas, GPU hours, cost and first tokens, for settings and policies side by side."""
     if plot is not None:
-        _require_plots()
+        simulating.require_pictures()
     base, changes = _configurations(config, world)
     load = _load(trace, [model.name for model in base.settings.models], of_trace.load)
     comparison = _compared(Planned(config, trace, base, changes, load), world, of_trace)
     if html is not None:
         _write(html, simulating.page(comparison))
     if plot is not None:
-        _plot(comparison, plot)
+        simulating.write_picture(comparison, plot)
     print_found(asdict(comparison), as_json, lambda _, console: show(comparison, console))
 
 
@@ -180,19 +178,21 @@ def _policies(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _run_all(arms: Sequence[Arm], load: Sequence[SimulatedRequest], attainment: float) -> list[ArmFigures]:
+def _run_all(arms: Sequence[Arm], load: Sequence[SimulatedRequest], attainment: float) -> list[ArmResult]:
     """The figures of all arms, one after the other, with a bar on a terminal."""
     errors = Console(stderr=True)
     columns = (bars.BarColumn(), bars.TaskProgressColumn(), bars.TimeRemainingColumn())
     title = bars.TextColumn("{task.description}", markup=False)
     with bars.Progress(title, *columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         tasks = [progress.add_task(arm.name, total=1.0) for arm in arms]
-        return [
-            simulating.run_arm(
-                arm, load, attainment, lambda part, task=task: progress.update(task, completed=min(1.0, part))
-            )
-            for arm, task in zip(arms, tasks, strict=True)
-        ]
+
+        def run(arm: Arm, task: bars.TaskID) -> ArmResult:
+            def on_progress(part: float) -> None:
+                progress.update(task, completed=min(1.0, part))
+
+            return simulating.run_arm(arm, load, attainment, on_progress)
+
+        return [run(arm, task) for arm, task in zip(arms, tasks, strict=True)]
 
 
 def _load(trace: Path, models: Sequence[str], options: LoadOptions) -> list[SimulatedRequest]:
@@ -200,8 +200,8 @@ def _load(trace: Path, models: Sequence[str], options: LoadOptions) -> list[Simu
         return simulating.load_of(file, models, options)
 
 
-def _trace_figures(trace: Path, load: Sequence[SimulatedRequest], scale: float) -> TraceFigures:
-    return TraceFigures(
+def _trace_figures(trace: Path, load: Sequence[SimulatedRequest], scale: float) -> TraceSummary:
+    return TraceSummary(
         str(trace),
         len(load),
         load[-1].at_s,
@@ -235,23 +235,6 @@ def _write(path: Path, text: str) -> None:
         raise BadRequest(f"--html {path}: {error.strerror}", param="--html") from None
 
 
-def _require_plots() -> None:
-    """Raises BadRequest: matplotlib is not installed; it is told before anything is simulated."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise BadRequest(
-            f"--plot needs matplotlib: install serve-app[{PLOT_EXTRA}]; --html draws without it", param="--plot"
-        )
-
-
-def _plot(comparison: Comparison, path: Path) -> None:
-    from serve_app.cli.simulate import plot  # matplotlib takes a second, and is an extra
-
-    try:
-        plot.draw(comparison, path)
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"--plot {path}: {getattr(error, 'strerror', None) or error}", param="--plot") from None
-
-
 def show(found: Comparison, console: Console) -> None:
     """Print a row for each arm, the notes and the recommendation."""
     listing = Listing(console)
@@ -270,7 +253,7 @@ def show(found: Comparison, console: Console) -> None:
     listing.say(found.recommendation.text, ("recommendation", found.recommendation.text), style="bold")
 
 
-def _arm_row(arm: ArmFigures) -> list[str]:
+def _arm_row(arm: ArmResult) -> list[str]:
     return [
         arm.name,
         f"{arm.replicas_mean:.1f}/{arm.replicas_peak}",
@@ -282,12 +265,12 @@ def _arm_row(arm: ArmFigures) -> list[str]:
     ]
 
 
-def _class_cells(arm: ArmFigures, classes: Sequence[str]) -> list[str]:
+def _class_cells(arm: ArmResult, classes: Sequence[str]) -> list[str]:
     by_name = {each.request_class: each for each in arm.classes}
     return [cell for name in classes for cell in (_class_row(by_name[name])[:3] if name in by_name else [NOTHING] * 3)]
 
 
-def _class_row(found: ClassFigures) -> list[str]:
+def _class_row(found: ClassResult) -> list[str]:
     in_time = simulating.percent(found.attainment)
     level = "" if found.level_s is None else f" of {found.level_s:g} s"
     return [

@@ -6,9 +6,10 @@ Never: asks a cluster; guesses an engine's speed from a model's name.
 """
 
 from serve_app.cli.simulate.arms import Arm, Configuration, arms_of, changed, level_of, what_if_of
-from serve_app.cli.simulate.figures import ArmFigures, ClassFigures, Comparison, TraceFigures
+from serve_app.cli.simulate.figures import ArmResult, ClassResult, Comparison, TraceSummary
 from serve_app.cli.simulate.load import LoadOptions, load_of
 from serve_app.cli.simulate.page import page, seconds
+from serve_app.cli.simulate.picture import require_pictures, write_picture
 from serve_app.cli.simulate.profiles import chosen_profiles
 from serve_app.cli.simulate.run import run_arm
 from serve_app.cli.simulate.verdict import money, percent, recommendation
@@ -16,13 +17,13 @@ from serve_app.cli.simulate.worlds import GpuBound, notes_on, world_of
 
 __all__ = [
     "Arm",
-    "ArmFigures",
-    "ClassFigures",
+    "ArmResult",
+    "ClassResult",
     "Comparison",
     "Configuration",
     "GpuBound",
     "LoadOptions",
-    "TraceFigures",
+    "TraceSummary",
     "arms_of",
     "changed",
     "chosen_profiles",
@@ -33,8 +34,10 @@ __all__ = [
     "page",
     "percent",
     "recommendation",
+    "require_pictures",
     "run_arm",
     "seconds",
     "what_if_of",
     "world_of",
+    "write_picture",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class ClassFigures:
+class ClassResult:
     """Requests of one class in one arm.
 
     Args:
@@ -38,7 +38,7 @@ class MissedRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFigures:
+class ModelResult:
     """One model in one arm. `replicas_peak`: those that ran or started, on GPUs. `changes`: of its target."""
 
     model: str
@@ -53,7 +53,7 @@ class ModelFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class SeriesFigures:
+class SeriesResult:
     """An arm over time: a value for each step from the first arrival on; None: there was nothing to measure.
 
     Args:
@@ -72,7 +72,7 @@ class SeriesFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class ArmFigures:
+class ArmResult:
     """One arm.
 
     Args:
@@ -93,13 +93,13 @@ class ArmFigures:
     refused: int
     changes: int
     meets: bool | None
-    models: tuple[ModelFigures, ...]
-    classes: tuple[ClassFigures, ...]
-    series: SeriesFigures
+    models: tuple[ModelResult, ...]
+    classes: tuple[ClassResult, ...]
+    series: SeriesResult
 
 
 @dataclass(frozen=True, slots=True)
-class TraceFigures:
+class TraceSummary:
     """The load. `span_s`: from its first to its last request, as it is simulated."""
 
     file: str
@@ -123,9 +123,9 @@ class Comparison:
     """All that the command has found. `profiles`: the fields of each model's profile, as `EngineProfile` has them."""
 
     config: str
-    trace: TraceFigures
+    trace: TraceSummary
     wanted_attainment: float
     profiles: Mapping[str, Mapping[str, Any]]
     notes: tuple[str, ...]
-    arms: tuple[ArmFigures, ...]
+    arms: tuple[ArmResult, ...]
     recommendation: Recommendation

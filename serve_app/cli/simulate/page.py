@@ -13,8 +13,8 @@ from html import escape
 from importlib import resources
 from pathlib import PurePath
 
-from serve_app.cli.simulate.figures import ArmFigures, Comparison
-from serve_app.cli.simulate.panels import COLOURS, Bar, Line, Panel, bars, panels, time_ticks, value_ticks
+from serve_app.cli.simulate.figures import ArmResult, Comparison
+from serve_app.cli.simulate.panels import COLOURS, Bar, ChartLine, Panel, bars, panels, time_ticks, value_ticks
 from serve_app.cli.simulate.verdict import money, percent
 
 WIDTH = 1000  # of a chart's own coordinates
@@ -76,7 +76,7 @@ def _table(found: Comparison) -> str:
     return f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
 
 
-def _rows(arm: ArmFigures, *, is_best: bool) -> Iterator[str]:
+def _rows(arm: ArmResult, *, is_best: bool) -> Iterator[str]:
     """A row for each class; the arm's own figures are in the first."""
     span = max(1, len(arm.classes))
     own = [
@@ -108,12 +108,12 @@ def seconds(value: float | None) -> str:
     return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
 
 
-def _legend(arms: Sequence[ArmFigures]) -> str:
-    entries = (f"<li>{_swatch(Line(arm.name, number, ()))}</li>" for number, arm in enumerate(arms))
+def _legend(arms: Sequence[ArmResult]) -> str:
+    entries = (f"<li>{_swatch(ChartLine(arm.name, number, ()))}</li>" for number, arm in enumerate(arms))
     return f"<ul class=legend>{''.join(entries)}</ul>"
 
 
-def _swatch(line: Line) -> str:
+def _swatch(line: ChartLine) -> str:
     """A line's name with its colour."""
     line_class = _class_of(line)
     return f"<svg viewBox='0 0 20 4' class=swatch><path d='M0 2H20' class='{line_class}'/></svg>{_breakable(line.name)}"
@@ -143,7 +143,7 @@ def _chart(panel: Panel) -> str:
     )
 
 
-def _class_of(line: Line) -> str:
+def _class_of(line: ChartLine) -> str:
     if line.is_class:
         return f"line c{line.number}"
     return f"line s{line.number % COLOURS}{' dashed' if line.is_dashed else ''}"
@@ -156,7 +156,7 @@ def _y(panel: Panel, value: float) -> float:
     return HEIGHT * (1.0 - (value - low) / (high - low))
 
 
-def _path(panel: Panel, line: Line) -> str:
+def _path(panel: Panel, line: ChartLine) -> str:
     """The line; where there was nothing to measure it has a gap."""
     parts = []
     is_drawn = False

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from serve_app.cli.simulate.figures import ArmFigures, Comparison
+from serve_app.cli.simulate.figures import ArmResult, Comparison
 
 COLOURS = 6  # of lines; further ones have the same colours and are dashed
 TICKS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, 604_800)
@@ -18,7 +18,7 @@ CLASS_NUMBERS = {"critical": 0, "high": 1, "normal": 2, "low": 3}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A line of a panel: a value for each step. `is_class`: `number` is that of a class, not of an arm."""
 
     name: str
@@ -39,7 +39,7 @@ class Panel:
     unit: str
     step_s: float
     span_s: float
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     levels: tuple[float, ...] = ()
     is_log: bool = False
 
@@ -120,21 +120,21 @@ def _moment(at_s: float) -> str:
 
 def _arrivals(found: Comparison) -> Panel:
     by_class = found.arms[0].series.arrivals_per_minute
-    lines = (Line(name, CLASS_NUMBERS[name], values, is_class=True) for name, values in by_class.items())
+    lines = (ChartLine(name, CLASS_NUMBERS[name], values, is_class=True) for name, values in by_class.items())
     return Panel("Arrivals", "requests a minute", *_axis(found), tuple(lines))
 
 
 def _replicas(found: Comparison) -> Iterator[Panel]:
     models = [each.model for each in found.arms[0].models]
     for model in models:
-        lines = (Line(arm.name, number, arm.series.running[model]) for number, arm in enumerate(found.arms))
+        lines = (ChartLine(arm.name, number, arm.series.running[model]) for number, arm in enumerate(found.arms))
         title = f"Running replicas of {model}" if len(models) > 1 else "Running replicas"
         yield Panel(title, "mean of a step", *_axis(found), tuple(lines))
 
 
 def _first_tokens(found: Comparison) -> Iterator[Panel]:
     for name in found.arms[0].series.ttft_p99_s:
-        lines = (Line(arm.name, number, arm.series.ttft_p99_s[name]) for number, arm in enumerate(found.arms))
+        lines = (ChartLine(arm.name, number, arm.series.ttft_p99_s[name]) for number, arm in enumerate(found.arms))
         title = f"First token of {name} requests, 99th percentile"
         yield Panel(title, "seconds", *_axis(found), tuple(lines), _levels(found.arms, name), is_log=True)
 
@@ -145,6 +145,6 @@ def _axis(found: Comparison) -> tuple[float, float]:
     return step_s, step_s * max(len(values) for arm in found.arms for values in arm.series.running.values())
 
 
-def _levels(arms: Sequence[ArmFigures], name: str) -> tuple[float, ...]:
+def _levels(arms: Sequence[ArmResult], name: str) -> tuple[float, ...]:
     found = {each.level_s for arm in arms for each in arm.classes if each.request_class == name}
     return tuple(sorted(level for level in found if level is not None))

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from serve_app.cli.simulate.figures import Comparison
-from serve_app.cli.simulate.panels import COLOURS, Bar, Line, Panel, bars, panels, time_ticks, value_ticks
+from serve_app.cli.simulate.panels import COLOURS, Bar, ChartLine, Panel, bars, panels, time_ticks, value_ticks
 
 ARM_COLOURS = ("#2563eb", "#d97706", "#059669", "#c026d3", "#475569", "#dc2626")
 CLASS_COLOURS = ("#0f172a", "#334155", "#64748b", "#94a3b8")
@@ -85,7 +85,7 @@ def _bars(axes: Axes, title: str, costs: list[Bar]) -> None:
             axes.annotate(bar.name, (0, place - 0.42), fontsize=7, va="bottom")
 
 
-def _colour(line: Line) -> str:
+def _colour(line: ChartLine) -> str:
     return CLASS_COLOURS[line.number] if line.is_class else ARM_COLOURS[line.number % COLOURS]
 
 

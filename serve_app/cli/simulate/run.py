@@ -13,14 +13,14 @@ from autoscaling.policies import POLICIES
 from autoscaling.simulator import (
     ModelPlan,
     RequestEnd,
-    Series,
+    RunSeries,
     SimulatedRequest,
     Simulation,
     Summary,
     step_for,
 )
 from serve_app.cli.simulate.arms import Arm
-from serve_app.cli.simulate.figures import ArmFigures, ClassFigures, MissedRequests, ModelFigures, SeriesFigures
+from serve_app.cli.simulate.figures import ArmResult, ClassResult, MissedRequests, ModelResult, SeriesResult
 from serve_app.types import Outcome, RequestClass
 
 PARTS = 200  # of the load's span: after each the progress is told
@@ -32,7 +32,7 @@ class _EndedRun:
 
     simulation: Simulation
     summary: Summary
-    series: Series
+    series: RunSeries
 
 
 def run_arm(
@@ -40,7 +40,7 @@ def run_arm(
     load: Sequence[SimulatedRequest],
     wanted_attainment: float,
     on_progress: Callable[[float], None],
-) -> ArmFigures:
+) -> ArmResult:
     """Simulate one arm.
 
     Args:
@@ -49,7 +49,7 @@ def run_arm(
     """
     summary = Summary()
     span_s = load[-1].at_s
-    series = Series(step_for(span_s))
+    series = RunSeries(step_for(span_s))
 
     def consume(end: RequestEnd) -> None:
         summary.add(end)
@@ -64,11 +64,11 @@ def run_arm(
     return _figures(arm, _EndedRun(simulation, summary, series), wanted_attainment)
 
 
-def _figures(arm: Arm, run: _EndedRun, wanted_attainment: float) -> ArmFigures:
+def _figures(arm: Arm, run: _EndedRun, wanted_attainment: float) -> ArmResult:
     models = tuple(_of_model(plan, run) for plan in arm.world.models)
     classes = tuple(_of_class(each, arm, run) for each in sorted(run.summary.by_class, reverse=True))
     judged = [each.attainment for each in classes if each.level_s is not None and each.attainment is not None]
-    return ArmFigures(
+    return ArmResult(
         arm.name,
         arm.policy,
         arm.what_if,
@@ -87,10 +87,10 @@ def _figures(arm: Arm, run: _EndedRun, wanted_attainment: float) -> ArmFigures:
     )
 
 
-def _of_model(plan: ModelPlan, run: _EndedRun) -> ModelFigures:
+def _of_model(plan: ModelPlan, run: _EndedRun) -> ModelResult:
     use = next(each for each in run.simulation.use() if each.model == plan.name)
     gpus = plan.profile.gpus
-    return ModelFigures(
+    return ModelResult(
         plan.name,
         gpus,
         plan.profile.start_s,
@@ -110,11 +110,11 @@ def _peak(arm: Arm, run: _EndedRun, *, by_gpus: bool) -> int:
     return max(map(sum, zip(*columns, strict=True)))
 
 
-def _of_class(request_class: RequestClass, arm: Arm, run: _EndedRun) -> ClassFigures:
+def _of_class(request_class: RequestClass, arm: Arm, run: _EndedRun) -> ClassResult:
     found = run.summary.by_class[request_class]
     plan = arm.world.classes.get(request_class)
     missed = run.series.obstacles(request_class)
-    return ClassFigures(
+    return ClassResult(
         request_class.label,
         None if plan is None else plan.ttft_slo_s,
         found.offered,
@@ -126,7 +126,7 @@ def _of_class(request_class: RequestClass, arm: Arm, run: _EndedRun) -> ClassFig
     )
 
 
-def _over_time(run: _EndedRun) -> SeriesFigures:
+def _over_time(run: _EndedRun) -> SeriesResult:
     series = run.series
     steps = [series.steps.get(number) for number in range(series.count)]
     classes = sorted(run.summary.by_class, reverse=True)
@@ -137,13 +137,13 @@ def _over_time(run: _EndedRun) -> SeriesFigures:
             each.label: [None if step is None else step.quantile(each, share) for step in steps] for each in classes
         }
 
-    def means(what: str) -> dict[str, list[float]]:
+    def means(column: str) -> dict[str, list[float]]:
         return {
-            name: [_mean(getattr(look, what) for look in looks) for looks in series.looks_by_step(name)]
+            name: [_mean(getattr(look, column) for look in looks) for looks in series.looks_by_step(name)]
             for name in series.looks
         }
 
-    return SeriesFigures(
+    return SeriesResult(
         series.step_s,
         arrivals_per_minute={
             each.label: [0.0 if step is None else step.arrivals[each] * per_minute for step in steps]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from autoscaling.simulator import Obstacle
-from serve_app.cli.simulate.figures import ArmFigures, ClassFigures, MissedRequests, ModelFigures, Recommendation
+from serve_app.cli.simulate.figures import ArmResult, ClassResult, MissedRequests, ModelResult, Recommendation
 
 CURRENCY = "$"  # of the profiles' prices
 
 
-def recommendation(arms: Sequence[ArmFigures], wanted: float) -> Recommendation:
+def recommendation(arms: Sequence[ArmResult], wanted: float) -> Recommendation:
     """The recommendation of a comparison.
 
     Args:
@@ -61,7 +61,7 @@ def money(cost: float) -> str:
     return f"{CURRENCY}{cost:,.2f}" if cost < 100 else f"{CURRENCY}{cost:,.0f}"
 
 
-def _which(best: ArmFigures, arms: Sequence[ArmFigures]) -> str:
+def _which(best: ArmResult, arms: Sequence[ArmResult]) -> str:
     if len(arms) == 1:
         return "This configuration meets every level"
     fitting = sum(bool(arm.meets) for arm in arms)
@@ -69,18 +69,18 @@ def _which(best: ArmFigures, arms: Sequence[ArmFigures]) -> str:
     return f"Take {best.name}, {others} every level"
 
 
-def _size(arm: ArmFigures) -> str:
+def _size(arm: ArmResult) -> str:
     cost = f", {money(arm.cost)}" if arm.cost else ""
     gpus = "GPU" if arm.gpus_peak == 1 else "GPUs"
     return f"at most {arm.gpus_peak} {gpus}, {arm.gpus_mean:.1f} in the mean ({arm.gpu_hours:.1f} GPU hours{cost})"
 
 
-def _worst_class(arm: ArmFigures) -> ClassFigures | None:
+def _worst_class(arm: ArmResult) -> ClassResult | None:
     judged = [each for each in arm.classes if each.level_s is not None and each.attainment is not None]
     return min(judged, key=lambda each: each.attainment or 0.0, default=None)
 
 
-def _what_binds(worst: ClassFigures, arm: ArmFigures) -> str:
+def _what_binds(worst: ClassResult, arm: ArmResult) -> str:
     """What most of the missed requests of a class met, and what to try."""
     most = max(worst.missed, key=lambda each: each.requests)
     model = next(each for each in arm.models if each.model == most.model)
@@ -88,45 +88,45 @@ def _what_binds(worst: ClassFigures, arm: ArmFigures) -> str:
     return f"Of its {all_missed} missed requests {most.requests} {_WHY[Obstacle(most.why)](most, model)}."
 
 
-def _limits(missed: MissedRequests, _: ModelFigures) -> str:
+def _limits(missed: MissedRequests, _: ModelResult) -> str:
     return f"were over the limits of their tenants at {missed.model}: raise these"
 
 
-def _failed(missed: MissedRequests, _: ModelFigures) -> str:
+def _failed(missed: MissedRequests, _: ModelResult) -> str:
     return f"lost their replicas of {missed.model}"
 
 
-def _gpus(missed: MissedRequests, _: ModelFigures) -> str:
+def _gpus(missed: MissedRequests, _: ModelResult) -> str:
     return f"came while a replica of {missed.model} found no GPU: give more with --gpus"
 
 
-def _max_replicas(missed: MissedRequests, model: ModelFigures) -> str:
+def _max_replicas(missed: MissedRequests, model: ModelResult) -> str:
     more = f"--what-if max_replicas={2 * model.max_replicas}"
     return f"waited while {missed.model} ran all of its max_replicas ({model.max_replicas}): try {more}"
 
 
-def _starts(missed: MissedRequests, model: ModelFigures) -> str:
+def _starts(missed: MissedRequests, model: ModelResult) -> str:
     return (
         f"waited while a replica of {missed.model} started, which takes {model.start_s:.0f} s: a higher min_replicas "
         "or a lower target_ongoing_requests starts it earlier"
     )
 
 
-def _decision(missed: MissedRequests, _: ModelFigures) -> str:
+def _decision(missed: MissedRequests, _: ModelResult) -> str:
     return (
         f"waited while no further replica of {missed.model} was started: try a lower target_ongoing_requests or "
         "upscale_delay_s"
     )
 
 
-def _engine(missed: MissedRequests, _: ModelFigures) -> str:
+def _engine(missed: MissedRequests, _: ModelResult) -> str:
     return (
         f"hardly waited for a replica of {missed.model}: its engines need the time themselves. Try a lower "
         "target_ongoing_requests or max_num_seqs, or faster GPUs"
     )
 
 
-_WHY: Mapping[Obstacle, Callable[[MissedRequests, ModelFigures], str]] = {
+_WHY: Mapping[Obstacle, Callable[[MissedRequests, ModelResult], str]] = {
     Obstacle.LIMITS: _limits,
     Obstacle.FAILED: _failed,
     Obstacle.GPUS: _gpus,

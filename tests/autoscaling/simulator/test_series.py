@@ -10,8 +10,8 @@ from autoscaling.simulator import (
     ClassPlan,
     NodePlan,
     Obstacle,
+    RunSeries,
     ScalingPlan,
-    Series,
     ServeDelays,
     SimulatedRequest,
     Simulation,
@@ -28,9 +28,9 @@ LEVEL = {NORMAL: ClassPlan(0.5)}
 AT_ONCE = ServeDelays(upscale_s=0.0)
 
 
-def series_of(plan: World, requests: Iterable[SimulatedRequest], step_s: float = 10.0) -> Series:
+def series_of(plan: World, requests: Iterable[SimulatedRequest], step_s: float = 10.0) -> RunSeries:
     """The series of a run to the end of all requests."""
-    series = Series(step_s)
+    series = RunSeries(step_s)
     simulation = Simulation(plan, requests, series.add)
     series.watch(simulation)
     simulation.run()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from serve_app.cli.simulate import ArmFigures, ClassFigures, Comparison, TraceFigures, recommendation
-from serve_app.cli.simulate.figures import MissedRequests, ModelFigures, SeriesFigures
+from serve_app.cli.simulate import ArmResult, ClassResult, Comparison, TraceSummary, recommendation
+from serve_app.cli.simulate.figures import MissedRequests, ModelResult, SeriesResult
 
-SERIES = SeriesFigures(
+SERIES = SeriesResult(
     10.0,
     arrivals_per_minute={"high": [60.0, 0.0, 12.0], "normal": [6.0, 6.0, 6.0]},
     running={"chat": [1.0, 2.0, 2.0]},
@@ -17,26 +17,26 @@ SERIES = SeriesFigures(
     ttft_p50_s={"high": [0.2, None, 0.1], "normal": [0.2, 0.2, 0.2]},
     ttft_p99_s={"high": [4.0, None, 0.2], "normal": [9.0, 0.3, 0.4]},
 )
-MODEL = ModelFigures("chat", 1, 60.0, 8, 1.7, 2, 0.5, 3.45, 2)
+MODEL = ModelResult("chat", 1, 60.0, 8, 1.7, 2, 0.5, 3.45, 2)
 MISSED = (MissedRequests("starts", "chat", 5), MissedRequests("engine", "chat", 2))
 
 
-def class_of(name: str, attainment: float | None, level_s: float | None = 2.0) -> ClassFigures:
-    return ClassFigures(name, level_s, 100, attainment, 0.2, 4.0, 3, MISSED)
+def class_of(name: str, attainment: float | None, level_s: float | None = 2.0) -> ClassResult:
+    return ClassResult(name, level_s, 100, attainment, 0.2, 4.0, 3, MISSED)
 
 
-def arm(name: str, cost: float, high: float | None, normal: float | None, **changes: Any) -> ArmFigures:
+def arm(name: str, cost: float, high: float | None, normal: float | None, **changes: Any) -> ArmResult:
     """An arm with two classes, which meets their levels at 0.99."""
     classes = (class_of("high", high), class_of("normal", normal))
     meets = min(each.attainment or 0.0 for each in classes) >= 0.99
-    made = ArmFigures(name, "p", "", 1.7, 2, 1.7, 2, 0.5, cost, 6, 2, meets, (MODEL,), classes, SERIES)
+    made = ArmResult(name, "p", "", 1.7, 2, 1.7, 2, 0.5, cost, 6, 2, meets, (MODEL,), classes, SERIES)
     return replace(made, **changes)
 
 
-def comparison(*arms: ArmFigures) -> Comparison:
+def comparison(*arms: ArmResult) -> Comparison:
     return Comparison(
         "my.yaml",
-        TraceFigures("/data/a<b>.csv", 200, 25.0, 1.0, 20_000, 8_000),
+        TraceSummary("/data/a<b>.csv", 200, 25.0, 1.0, 20_000, 8_000),
         0.99,
         {"chat": {"name": "8b-l4", "source": "estimate: a data sheet"}},
         ("a note <about> it",),

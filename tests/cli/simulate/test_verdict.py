@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autoscaling.simulator import Obstacle
@@ -25,12 +27,12 @@ def test_of_arms_of_the_same_cost_that_with_fewer_gpu_hours_is_taken() -> None:
     assert recommendation(arms, 0.99).arm == "short"
 
 
-def test_one_configuration_is_told_alone() -> None:
+def test_a_configuration_alone_is_no_arm() -> None:
     assert recommendation([arm("p", 1.0, 1.0, 1.0)], 0.99).text.startswith("This configuration meets every level: at")
     assert recommendation([arm("p", 1.0, 0.5, 1.0)], 0.99).text.startswith("This configuration does not give 99% of")
 
 
-def test_without_a_fitting_arm_the_closest_and_what_binds_are_told() -> None:
+def test_without_a_fitting_arm_the_closest_is_named_with_what_binds() -> None:
     found = recommendation([arm("far", 1.0, 0.5, 1.0), arm("near", 9.0, 0.97, 0.98)], 0.99)
     assert found.arm is None
     assert "near comes closest: high has 97% within 2 s" in found.text
@@ -50,16 +52,10 @@ def test_without_a_fitting_arm_the_closest_and_what_binds_are_told() -> None:
     ],
 )
 def test_whatever_binds_has_an_advice(why: Obstacle, advice: str) -> None:
-    bound = class_of("high", 0.5)
-    one = arm("a", 1.0, 0.5, 1.0)
     missed = (MissedRequests(why.value, "chat", 9),)
-    classes = tuple(type(bound)(*[*_values(each)[:-1], missed]) for each in one.classes)
+    classes = (replace(class_of("high", 0.5), missed=missed), class_of("normal", 1.0))
     found = recommendation([arm("a", 1.0, 0.5, 1.0, classes=classes)], 0.99)
     assert advice in found.text
-
-
-def _values(found: object) -> list[object]:
-    return [getattr(found, name) for name in type(found).__dataclass_fields__]  # type: ignore[attr-defined]
 
 
 def test_without_a_level_there_is_no_recommendation_and_the_option_is_named() -> None:

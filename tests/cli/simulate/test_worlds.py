@@ -103,7 +103,7 @@ def test_every_configuration_has_a_world_with_room_for_its_first_replicas(
     assert (model.scaling.min_replicas, model.scaling.max_replicas) == tuple(replicas.values())
 
 
-def test_what_is_estimated_or_left_out_is_told() -> None:
+def test_what_is_estimated_or_left_out_is_in_the_notes() -> None:
     settings = settings_of(
         {"max_long_seqs": 4, "tensor_parallel_size": 2},
         admission={"classes": {"high": {"itl_slo_s": 0.1}}, "tenants": {"a": {"over_limit": "wait"}}},
