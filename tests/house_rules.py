@@ -66,7 +66,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("serve_app.router", "serve_app.quota", "autoscaling.policies"),
     ("serve_app.batch", "autoscaling", "autoscaling.simulator"),
     ("serve_app.http", "serve_app.engine"),
-    ("serve_app.app", "serve_app.cluster.local", "serve_app.cli.check"),
+    ("serve_app.app", "serve_app.cluster.local", "serve_app.cli.check", "serve_app.cli.simulate"),
     ("serve_app.cluster.node",),
     ("serve_app.client", "serve_app.cli"),
     ("serve_app.agents", "serve_app.configured", "serve_app"),

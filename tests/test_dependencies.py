@@ -1,6 +1,7 @@
 """What is imported is declared in pyproject.toml, by whoever imports it.
 
-`serve_app` and `autoscaling` import the project's dependencies; `serve_app/batch` the extra `redis` as well;
+`serve_app` and `autoscaling` import the project's dependencies; `serve_app/batch` the extra `redis` as well, and the
+pictures of `serve-app simulate` the extra `plots`;
 `serve_app/engine` the engine's: the extras `cpu` and `gpu`, and what vLLM itself requires, whose versions are vLLM's to
 pin. `benchmarks` are run from a checkout with all extras. `scripts` run before anything is installed, except
 `release` and `dashboards`, which run in `.venv` and import what the extra `dev` names, and `tiny`, which trains the
@@ -85,7 +86,8 @@ def test_the_shells_import_what_the_project_depends_on() -> None:
     assert len(modules) > 50, "the shells have moved: this test walks nothing"
     batch = [path for _, path in modules if path.startswith("serve_app/batch/")]
     assert batch, "the batch lane has moved: nothing needs its extra"
-    allowed = {path: declared(*(["redis"] if path in batch else [])) for _, path in modules}
+    extras = dict.fromkeys(batch, ("redis",)) | {"serve_app/cli/simulate/plot.py": ("plots",)}
+    allowed = {path: declared(*extras.get(path, ())) for _, path in modules}
     assert [line for text, path in modules for line in undeclared(text, path, allowed[path])] == []
 
 

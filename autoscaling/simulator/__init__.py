@@ -3,7 +3,8 @@
 Decides: nothing that production decides. It drives the queues of routers and quota actor, the ledger, the replica
 choice, limits, estimates and scaling policies, and models what is around them: engines by a measured step model, nodes,
 starts, failures, clients, and Serve's delays.
-In: a `World`, a load of `SimulatedRequest`, a policy. Out: a `RequestEnd` for each request, targets, GPU hours.
+In: a `World`, a load of `SimulatedRequest`, a policy. Out: a `RequestEnd` for each request, targets, GPU hours,
+a `RunSeries`.
 Never: reads a clock, a file or the machine's randomness; one seed gives one history.
 """
 
@@ -11,6 +12,7 @@ from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.exchange import RouterLink, VirtualActor
 from autoscaling.simulator.profiles import PROFILES, EngineProfile
 from autoscaling.simulator.requests import RequestEnd, SimulatedRequest
+from autoscaling.simulator.series import Obstacle, RunSeries, step_for
 from autoscaling.simulator.serve_delays import AT_ONCE, ServeDelays
 from autoscaling.simulator.simulation import SETTLE_S, Simulation
 from autoscaling.simulator.summary import Summary
@@ -29,8 +31,10 @@ __all__ = [
     "EngineProfile",
     "ModelPlan",
     "NodePlan",
+    "Obstacle",
     "RequestEnd",
     "RouterLink",
+    "RunSeries",
     "ScalingPlan",
     "ServeDelays",
     "SimulatedRequest",
@@ -40,4 +44,5 @@ __all__ = [
     "VirtualActor",
     "World",
     "read_trace",
+    "step_for",
 ]

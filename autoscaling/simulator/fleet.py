@@ -34,10 +34,12 @@ OnReplica = Callable[[str, str, bool], None]
 
 @dataclass(frozen=True, slots=True)
 class FleetCounts:
-    """Replicas of a model by what they do. `blocked`: they wait for memory. `executing`: requests, without `rows` of
-    batches. `slots`: requests that a running one can run at once, in the mean; 0: none runs."""
+    """Replicas of a model by what they do. `starting`: all that are to run, and do not yet; of these have `unplaced`
+    ones no place, and `blocked` ones wait for memory. `executing`: requests, without `rows` of batches. `slots`:
+    requests that a running one can run at once, in the mean; 0: none runs."""
 
     running: int
+    starting: int
     target: int
     unplaced: int
     blocked: int
@@ -125,6 +127,7 @@ class Fleet:
         slots = [one.usable_slots for one in replicas if one.state is ReplicaState.RUNNING]
         return FleetCounts(
             running=states.count(ReplicaState.RUNNING),
+            starting=sum(state in PRESENT and state is not ReplicaState.RUNNING for state in states),
             target=self._targets[model],
             unplaced=states.count(ReplicaState.UNPLACED),
             blocked=states.count(ReplicaState.WAITING),

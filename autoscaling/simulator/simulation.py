@@ -99,7 +99,11 @@ class Simulation:
 
     def run(self, most_s: float = float("inf")) -> None:
         """Until every request and every row has ended, or so many seconds from now."""
-        self.clock.run(most_s, lambda: self._is_read and self.ended == self.offered and self.batches.is_done)
+        self.clock.run(most_s, self.is_over)
+
+    def is_over(self) -> bool:
+        """Whether every request and every row has ended."""
+        return self._is_read and self.ended == self.offered and self.batches.is_done
 
     def offer(self, request: SimulatedRequest, then: Callable[[RequestEnd], None] | None = None) -> None:
         """A client asks now, besides those of the load. `then` takes the request's end, after `consume`."""

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from serve_app.core.queue import (
     Arrival,
-    ClassBound,
     Decision,
     Grant,
     Preempt,
@@ -25,30 +24,12 @@ from serve_app.core.queue import (
     RefusalReason,
     Refuse,
     ReplicaStart,
-    TenantPolicy,
     refusal_error,
 )
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ServeAppError
 from serve_app.router.queue_client import PendingGrant, QueueClient
-from serve_app.settings import AdmissionSettings
 from serve_app.types import RequestClass
-
-
-def queue_policy(admission: AdmissionSettings) -> QueuePolicy:
-    return QueuePolicy(
-        max_queued=admission.max_queued,
-        max_wait_s=admission.max_wait_s,
-        no_replica_wait_s=admission.no_replica_wait_s,
-        max_queued_tokens=admission.max_queued_tokens,
-        classes={
-            RequestClass[name.upper()]: ClassBound(bound.max_queued, bound.max_queued_tokens)
-            for name, bound in admission.classes.items()
-        },
-        tenants={name: TenantPolicy(tenant.weight, tenant.share) for name, tenant in admission.tenants.items()},
-        min_share=admission.min_share,
-        guard_slots_share=admission.guard_slots_share,
-    )
 
 
 class ModelQueue:

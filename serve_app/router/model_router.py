@@ -31,7 +31,7 @@ from serve_app.core.times import MAX_RETRY_PAUSE_S
 from serve_app.errors import EngineUnreachable, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger
-from serve_app.router.model_queue import ModelQueue, queue_policy
+from serve_app.router.model_queue import ModelQueue
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.replicas import ReplicaSet, ResultReporter
 from serve_app.router.request_grant import RequestGrant
@@ -77,7 +77,7 @@ class ModelRouter:
         self._admission = admission
         self._handle = handle
         self.unread = UnreadBytes() if unread is None else unread
-        self.queue = ModelQueue(client, settings.name, queue_policy(admission))
+        self.queue = ModelQueue(client, settings.name, admission.queue_policy())
         self.replica_set = ReplicaSet(handle, router_id, self.queue, settings, routers, self.unread, self.stop_drained)
         self.cold_start = ColdStartTrigger(settings.name, handle.call_any_replica)
         self.placed: Counter[tuple[str, str]] = Counter()  # grants, by kind of affinity key and how they were placed
@@ -101,7 +101,7 @@ class ModelRouter:
         self.settings = settings
         self._admission = admission
         self.replica_set.configure(settings, routers)
-        self.queue.configure(queue_policy(admission))
+        self.queue.configure(admission.queue_policy())
         self._update_cold_start()
 
     async def close(self) -> None:

@@ -22,6 +22,9 @@ from serve_app.core.queue import (
     MAX_GUARD_SLOTS_SHARE,
     MAX_WEIGHT,
     MIN_WEIGHT,
+    ClassBound,
+    QueuePolicy,
+    TenantPolicy,
 )
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
@@ -232,6 +235,22 @@ class AdmissionSettings(FrozenSettings):
             for name, one in self.classes.items()
             if one.ttft_slo_s is not None or one.itl_slo_s is not None
         }
+
+    def queue_policy(self) -> QueuePolicy:
+        """The same for the core: bounds and shares of each model's queue."""
+        return QueuePolicy(
+            max_queued=self.max_queued,
+            max_wait_s=self.max_wait_s,
+            no_replica_wait_s=self.no_replica_wait_s,
+            max_queued_tokens=self.max_queued_tokens,
+            classes={
+                RequestClass[name.upper()]: ClassBound(bound.max_queued, bound.max_queued_tokens)
+                for name, bound in self.classes.items()
+            },
+            tenants={name: TenantPolicy(tenant.weight, tenant.share) for name, tenant in self.tenants.items()},
+            min_share=self.min_share,
+            guard_slots_share=self.guard_slots_share,
+        )
 
 
 class TlsSettings(FrozenSettings):

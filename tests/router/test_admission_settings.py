@@ -10,7 +10,6 @@ from serve_app.core.queue import ClassBound, QueuePolicy, TenantPolicy
 from serve_app.core.queue.policy import DEFAULT_MIN_SHARE
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
-from serve_app.router.model_queue import queue_policy
 from serve_app.settings import AdmissionSettings, parse
 from serve_app.settings.settings import DEFAULT_TENANT_WEIGHT
 from serve_app.types import RequestClass
@@ -31,7 +30,7 @@ def test_bounds_weights_and_shares_reach_the_queue() -> None:
             }
         }
     ).admission
-    assert queue_policy(admission) == QueuePolicy(
+    assert admission.queue_policy() == QueuePolicy(
         7,
         5.0,
         6.0,
@@ -53,8 +52,8 @@ def test_levels_are_those_of_the_classes_that_promise_something() -> None:
 
 
 def test_defaults_are_those_of_the_queue() -> None:
-    assert queue_policy(AdmissionSettings()).tenants == {}
-    assert queue_policy(AdmissionSettings()).min_share == DEFAULT_MIN_SHARE
+    assert AdmissionSettings().queue_policy().tenants == {}
+    assert AdmissionSettings().queue_policy().min_share == DEFAULT_MIN_SHARE
     assert TenantPolicy().weight == DEFAULT_TENANT_WEIGHT
 
 
@@ -94,4 +93,4 @@ def test_an_old_name_beside_the_new_one_is_refused() -> None:
 
 
 def test_no_settings_that_parse_are_refused_by_the_queue() -> None:
-    queue_policy(parse({"admission": {"min_share": 0.25, "tenants": {"a": {"share": 1}}}}).admission)
+    parse({"admission": {"min_share": 0.25, "tenants": {"a": {"share": 1}}}}).admission.queue_policy()
