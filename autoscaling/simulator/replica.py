@@ -13,7 +13,7 @@ from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.engine import SimulatedBatch, SimulatedSequence
 from autoscaling.simulator.nodes import GpuPlace
 from autoscaling.simulator.world import ModelPlan
-from serve_app.core.kv_budget import usable_slots
+from serve_app.core.kv_budget import requests_at_once
 from serve_app.core.memory import EngineReport
 
 
@@ -74,7 +74,8 @@ class Replica:
     def usable_slots(self) -> float:
         """Requests that it can run at once, as it would report them."""
         profile = self.plan.profile
-        return usable_slots(profile.slots, len(self.batch.running), self.batch.kv_used / profile.kv_tokens)
+        running = len(self.batch.running)
+        return requests_at_once(profile.slots, running, running, self.batch.kv_used / profile.kv_tokens)
 
     def begin(self, run: ReplicaRun) -> None:
         """A router sends a request."""

@@ -17,7 +17,9 @@ SPAN_S = 2700.0
 SEEDS = (1, 2, 3)
 STEP_RATES = (0.5, 2.0, 4.0, 5.0, 1.0, 3.0)
 JITTER_S = 10.0  # between the copies of a request
+FLAP_S = 60.0
 CONSTANT = "constant"
+FLAPPING = "flapping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,14 @@ def _constant() -> Iterator[SimulatedRequest]:
         yield SimulatedRequest(number / 4, "constant", RequestClass.NORMAL, MODEL, 1000, 200)
 
 
+def _flapping() -> Iterator[SimulatedRequest]:
+    """One a second and five a second, by turns of a minute."""
+    draw = random.Random("flapping")
+    at_s = 0.0
+    while (at_s := at_s + draw.expovariate(5.0 if at_s // FLAP_S % 2 else 1.0)) < SPAN_S:
+        yield SimulatedRequest(at_s, "flapping", RequestClass.NORMAL, MODEL, *CHAT.draw(draw))
+
+
 def loads(data: Path = DATA) -> dict[str, Load]:
     """By name. TraceMissingError: a trace is not in the folder."""
     small = _profile("8b-l4")
@@ -81,6 +91,7 @@ def loads(data: Path = DATA) -> dict[str, Load]:
         _scaled("mooncake", large, 10.0, recorded(data, MOONCAKE_FILE)),
         _scaled("step", small, 5.0, list(_steps())),
         _scaled(CONSTANT, small, 5.0, list(_constant())),
+        _scaled(FLAPPING, small, 5.0, list(_flapping())),
     ]
     for seed in SEEDS:
         # one class: what is compared is the number of replicas, not the order of service

@@ -17,13 +17,14 @@ KV_REQUEST_BLOCKS = 4  # requested at once by a request that exceeds its estimat
 LEAD_STEPS = 4  # engine steps, so tokens of each sequence, that are done before the router receives their tokens
 
 
-PRESUMED = 8  # requests of the usual size, so that the first few say little about how many would fit
+PRESUMED = 8  # requests of one sequence, so that the first few say little about how many would run at once
 
 
-def usable_slots(slots: int, running: int, kv_share: float) -> float:
-    """Requests that an engine can run at once, in the mean: its slots, or as many as its KV cache holds of the size of
-    those that run. `kv_share`: of the cache that these use."""
-    return min(float(slots), (running + PRESUMED) / (kv_share + PRESUMED / slots))
+def requests_at_once(slots: int, requests: int, sequences: int, kv_share: float) -> float:
+    """Requests that an engine can run at once, if they are as those that run: each takes its part of the slots, and of
+    the KV cache, of which all use `kv_share`. At most its slots."""
+    used = max(sequences / slots, kv_share)
+    return min(float(slots), (requests + PRESUMED) / (used + PRESUMED / slots))
 
 
 class KvLimits(Protocol):

@@ -20,7 +20,7 @@ import msgspec
 import ray.util
 
 from serve_app.core.batching import BatchPolicy
-from serve_app.core.kv_budget import usable_slots
+from serve_app.core.kv_budget import requests_at_once
 from serve_app.core.memory import DrainReport
 from serve_app.core.spans import trace_of
 from serve_app.core.times import ENGINE_LOOK_S, LAST_FRAMES_S
@@ -265,7 +265,7 @@ class EngineReplica:
         many could run, and how long a start takes."""
         load = self.backend.load()
         info = self.engine_info
-        slots = usable_slots(info.slots, load.running, load.kv_cache_usage)
+        slots = requests_at_once(info.slots, len(self.server.requests), load.running, load.kv_cache_usage)
         return {ONGOING: self.server.load, SLOTS: slots, START_S: info.start_s}
 
     async def open_wire(self, router_id: str, replica_id: str) -> TcpAddress:
