@@ -20,7 +20,7 @@ from serve_app.types import Outcome, RequestClass
 
 LOOK_S = 5.0  # between looks at replicas: a start takes several of them
 STEPS_S = (5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
-MOST_STEPS = 360  # of a chart: more are narrower than its line
+MOST_STEPS = 180  # of a chart: with more the noise of single requests hides the course
 LIMIT_REASONS = frozenset(reason.value for reason in LimitReason)
 
 

@@ -34,7 +34,7 @@ from serve_app.errors import BadRequest
 
 DEFAULT_ATTAINMENT = 0.99  # of a class: the field's usual objective
 DEFAULT_POLICY = next(iter(POLICIES))
-COLUMNS = ("arm", "replicas", "GPUs", "GPU hours", "cost", "refused", "scalings")
+COLUMNS = ("arm", "replicas", "GPUs", "GPU hours", "cost", "refused", "changes")
 
 TraceOption = Annotated[
     Path,
@@ -240,10 +240,16 @@ def show(found: Comparison, console: Console) -> None:
     listing = Listing(console)
     classes = list(dict.fromkeys(each.request_class for arm in found.arms for each in arm.classes))
     if console.is_terminal:
-        heads = [head for name in classes for head in (f"{name} in time", "first token p50", "p99")]
+        of_class = {name: f"{name} " if len(classes) > 1 else "" for name in classes}
+        heads = [f"{of_class[name]}{head}" for name in classes for head in ("in time", "p50", "p99")]
+        columns = [*COLUMNS, *heads]
         rows = [[*_arm_row(arm), *_class_cells(arm, classes)] for arm in found.arms]
+        if all(model.gpus_per_replica == 1 for arm in found.arms for model in arm.models):
+            for row in (columns, *rows):
+                del row[COLUMNS.index("replicas")]  # it would be the GPUs again
         styles = ["green" if arm.name == found.recommendation.arm else "" for arm in found.arms]
-        listing.table("arm", (*COLUMNS, *heads), rows, styles=styles)
+        listing.table("arm", columns, rows, styles=styles)
+        listing.say("GPUs: mean/most. p50, p99: of the first token.", (), style="dim")
     else:
         listing.table("arm", COLUMNS, [_arm_row(arm) for arm in found.arms])
         of_classes = [[arm.name, each.request_class, *_class_row(each)] for arm in found.arms for each in arm.classes]
@@ -272,7 +278,7 @@ def _class_cells(arm: ArmResult, classes: Sequence[str]) -> list[str]:
 
 def _class_row(found: ClassResult) -> list[str]:
     in_time = simulating.percent(found.attainment)
-    level = "" if found.level_s is None else f" of {found.level_s:g} s"
+    level = "" if found.level_s is None else f" in {found.level_s:g} s"
     return [
         f"{in_time}{level}",
         simulating.seconds(found.ttft_p50_s),

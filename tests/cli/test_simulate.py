@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import io
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import Result
 
+from serve_app.cli.simulate import ArmResult
+from serve_app.cli.simulate_command import show
+from tests.cli.simulate.pictured import arm, comparison
 from tests.cli.test_chat import run  # noqa: F401 - a fixture
 from tests.requires import requires
 
@@ -98,8 +105,25 @@ def test_piped_each_arm_class_and_note_is_a_line(run: Run, files: Path) -> None:
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     assert [line[0] for line in lines] == ["arm", "class", "note", "recommendation"]
     assert lines[0][1:4] == ["ongoing", "1.0/1", "1.0/1"]
-    assert lines[1][1:4] == ["ongoing", "normal", "100% of 5 s"]
+    assert lines[1][1:4] == ["ongoing", "normal", "100% in 5 s"]
     assert "estimates" in lines[2][1]
+
+
+def test_a_terminal_shows_replicas_only_where_these_are_not_the_gpus() -> None:
+    one = arm("many changes", 3.0, 1.0, 1.0)
+    of_classes = "high in time|high p50|high p99|normal in time|normal p50|normal p99"
+    assert heads_of(one) == f"arm|GPUs|GPU hours|cost|refused|changes|{of_classes}"
+    two = replace(one, models=tuple(replace(model, gpus_per_replica=2) for model in one.models))
+    assert heads_of(two).startswith("arm|replicas|GPUs|")
+
+
+def heads_of(shown: ArmResult) -> str:
+    """The heads of the columns of one arm on a wide terminal."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    show(comparison(shown), console)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return re.sub(" {2,}", "|", file.getvalue().splitlines()[0])
 
 
 def test_the_load_can_be_cut_speeded_up_and_given_a_class(run: Run, files: Path) -> None:  # noqa: F811

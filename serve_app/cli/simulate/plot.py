@@ -74,7 +74,7 @@ def _bars(axes: Axes, title: str, costs: list[Bar]) -> None:
     axes.barh(places, [bar.value for bar in costs], height=0.45, color=colours)
     axes.grid(visible=False)
     axes.set_yticks([])
-    axes.invert_yaxis()
+    axes.set_ylim(len(costs) - 0.6, -0.7)
     axes.set_xlim(0, 1.35 * max(bar.value for bar in costs) or 1.0)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
@@ -82,7 +82,7 @@ def _bars(axes: Axes, title: str, costs: list[Bar]) -> None:
         verdict = {True: ", meets every level", False: ", misses a level", None: ""}[bar.meets]
         axes.annotate(f" {bar.text}{verdict}", (bar.value, place), va="center", fontsize=8)
         if len(costs) > 1:
-            axes.annotate(bar.name, (0, place - 0.42), fontsize=7, va="bottom")
+            axes.annotate(bar.name, (0, place - 0.28), fontsize=7, va="bottom")
 
 
 def _colour(line: ChartLine) -> str:

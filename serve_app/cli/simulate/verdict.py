@@ -85,7 +85,8 @@ def _what_binds(worst: ClassResult, arm: ArmResult) -> str:
     most = max(worst.missed, key=lambda each: each.requests)
     model = next(each for each in arm.models if each.model == most.model)
     all_missed = sum(each.requests for each in worst.missed)
-    return f"Of its {all_missed} missed requests {most.requests} {_WHY[Obstacle(most.why)](most, model)}."
+    part = most.requests if most.requests < all_missed else "all"
+    return f"Of its {all_missed} missed requests {part} {_WHY[Obstacle(most.why)](most, model)}."
 
 
 def _limits(missed: MissedRequests, _: ModelResult) -> str:
@@ -108,7 +109,7 @@ def _max_replicas(missed: MissedRequests, model: ModelResult) -> str:
 def _starts(missed: MissedRequests, model: ModelResult) -> str:
     return (
         f"waited while a replica of {missed.model} started, which takes {model.start_s:.0f} s: a higher min_replicas "
-        "or a lower target_ongoing_requests starts it earlier"
+        "or a lower target_ongoing_requests starts it earlier, and a higher initial_replicas begins with more"
     )
 
 
