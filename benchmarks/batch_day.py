@@ -52,7 +52,7 @@ from benchmarks.common.output import write_json
 from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.stats import lower_quantile
 from benchmarks.common.traces import AZURE_FILE, DATA, TraceMissingError, recorded
-from benchmarks.common.worlds import PATIENT, PROGRESS_S
+from benchmarks.common.worlds import PATIENT
 from serve_app.types import RequestClass
 
 HOUR_S = 3600.0
@@ -64,7 +64,6 @@ BY_HOUR = (
     *(0.45, 0.4, 0.4, 0.35, 0.3, 0.2, 0.1, 0.06, 0.04, 0.03, 0.03, 0.06),
 )
 HIGH_SHARE = 0.2  # of people's requests; the others are `normal`
-LEVELS = (RequestClass.HIGH, RequestClass.NORMAL)
 CHAT = "chat"
 SUMMARIES = "summaries"
 VISITS = {10: 0.03, 15: 0.03}  # hours of the clock in which people use the second model, and the part that does
@@ -162,11 +161,12 @@ def batches(trace: Sequence[SimulatedRequest], seed: int, rows: int = ROWS) -> t
 def world(profile: EngineProfile, plans: tuple[BatchPlan, ...]) -> World:
     """The two models, with engines of a profile."""
     delays = ServeDelays(to_zero_s=TO_ZERO_S)
+    scaling = ScalingPlan(target_ongoing=SLOTS, look_back_s=30.0, control_s=1.0, delays=delays)
     models = tuple(
-        ModelPlan(name, profile, QUEUE, ScalingPlan(least, most, target_ongoing=SLOTS, look_back_s=30.0, delays=delays))
+        ModelPlan(name, profile, QUEUE, replace(scaling, min_replicas=least, max_replicas=most))
         for name, (least, most) in REPLICAS.items()
     )
-    return World(models, NodePlan(gpus=8), batches=plans, progress_s=PROGRESS_S)
+    return World(models, NodePlan(gpus=8), batches=plans, routers=1)  # a day of three routers' reports takes minutes
 
 
 def play(plan: World, asked: Sequence[SimulatedRequest], span_s: float = DAY_S) -> Day:
@@ -221,7 +221,7 @@ def latency(waited: Sequence[Waited], since: float, until: float) -> dict[str, f
     """Latency and wait of people's requests that came in this span."""
     inside = [one for one in waited if since <= one.at_s < until]
     found = {"latency_p99_s": lower_quantile([one.latency_s for one in inside], 0.99)}
-    for level in LEVELS:
+    for level in (RequestClass.HIGH, RequestClass.NORMAL):
         waits = [one.wait_s for one in inside if one.level is level]
         found[f"wait_p99_{level.label}_s"] = lower_quantile(waits, 0.99)
     rounded = {name: None if value is None else round(value, 3) for name, value in found.items()}

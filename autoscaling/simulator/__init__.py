@@ -1,8 +1,8 @@
 """One simulator of clusters: discrete events in virtual time, on the code that decides in production.
 
 Decides: nothing that production decides. It drives the queues of routers and quota actor, the ledger, the replica
-choice, limits, estimates and scaling policies, and models what is around them: engines by a measured step model, nodes,
-starts, failures, clients, and Serve's delays.
+choice, limits, estimates, rows in flight and scaling policies, and models what is around them: engines by a measured
+step model, nodes, starts, failures, clients, batches, and Serve's delays.
 In: a `World`, a load of `SimulatedRequest`, a policy. Out: a `RequestEnd` for each request, targets, GPU hours,
 a `RunSeries`.
 Never: reads a clock, a file or the machine's randomness; one seed gives one history.

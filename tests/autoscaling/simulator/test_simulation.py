@@ -153,7 +153,18 @@ def test_low_requests_stop_for_high_ones_and_lose_no_token() -> None:
     for end in ends[4:]:
         assert end.first_s is not None
         assert end.first_s - end.offered_s < 0.5
-    assert sum(end.runs for end in ends[:4]) > 4
+    stopped = [end for end in ends[:4] if end.runs > 1]
+    assert stopped
+    assert all(20 < end.again_tokens < end.runs * (20 + 300) for end in stopped)
+    assert not any(end.again_tokens for end in ends if end.runs == 1)
+
+
+def test_in_a_world_without_preemption_high_ones_wait_for_an_end() -> None:
+    low = [request(0.0, 300, LOW) for _ in range(4)]
+    _, ends = simulated(world(preempts=False), [*low, request(2.0, 20, HIGH)])
+    assert {end.runs for end in ends} == {1}
+    assert ends[4].granted_s is not None
+    assert ends[4].granted_s >= min(end.ended_s for end in ends[:4])
 
 
 def test_a_request_that_cannot_start_by_its_deadline_is_refused_and_an_impatient_client_leaves() -> None:
