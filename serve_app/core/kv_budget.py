@@ -75,11 +75,9 @@ class KvBudget:
 
     @property
     def _max_tokens(self) -> int | None:
-        longest = self._longest
-        if self._max_output_tokens is None:
-            return longest
-        most = self._round_up_to_blocks(self._prompt_tokens + self._max_output_tokens)
-        return most if longest is None else min(most, longest)
+        most = self._max_output_tokens
+        bounds = [] if most is None else [self._round_up_to_blocks(self._prompt_tokens + most)]
+        return min([*bounds, *([] if self._longest is None else [self._longest])], default=None)
 
     def correct_prompt(self, tokens: int) -> None:
         """The engine has counted the prompt: what it is longer than its estimate is missing for the output, and what it

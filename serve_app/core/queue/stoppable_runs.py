@@ -127,14 +127,12 @@ class StoppableRuns:
     ) -> list[tuple[int, float, int, GrantedRequest]]:
         """Those of a replica that may stop now for a waiting request, the cheapest first: class, what it loses, number.
         O(requests there)."""
-        level = waiting.arrival.request_class
         found = []
-        for of, runs in zip(RequestClass, self._on[replica_id].runs[: level + 1], strict=False):
-            least_s = _protection_s(of, level, 0)  # first: most have not run for so long
+        for runs in self._on[replica_id].runs[: waiting.arrival.request_class + 1]:
             found += [
-                (of, run.lost(now), run.number, run)
+                (run.arrival.request_class, run.lost(now), run.number, run)
                 for run in runs.values()
-                if run.granted_s + least_s <= now and stoppable_from(run, waiting, now) <= now
+                if stoppable_from(run, waiting, now) <= now
             ]
         return sorted(found, key=itemgetter(0, 1, 2))
 
