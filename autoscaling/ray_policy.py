@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ray.serve.config import AutoscalingContext
@@ -21,12 +22,22 @@ from ray.util.metrics import Counter
 
 from autoscaling import readings
 from autoscaling.placement_hook import StartPlacer, placer_of_this_process
-from autoscaling.policies import STALE_INTERVALS, Cause, Decision, OngoingRequestsPolicy, Signals, within_scale_up_limit
+from autoscaling.policies import (
+    POLICIES,
+    STALE_INTERVALS,
+    Cause,
+    Decision,
+    OngoingRequestsPolicy,
+    ReplicaPolicy,
+    Signals,
+    within_scale_up_limit,
+)
 from autoscaling.readings import RouterCounts
 from autoscaling.scaling_events import ScalingEvents
 from autoscaling.unplaced import NONE, ReplicaCounts, UnplacedReplicas
 from serve_app.names import ROUTER
 from serve_app.ray_adapter import end_on_sigterm, session_folder
+from serve_app.settings import DEFAULT_POLICY
 from serve_app.system import keep_events, set_up_log
 
 logger = logging.getLogger("ray.serve")
@@ -54,7 +65,10 @@ def newest_reports(
 class _Deployment:
     """What is remembered of a deployment; one that is removed and added again starts anew."""
 
-    policy: OngoingRequestsPolicy = field(default_factory=OngoingRequestsPolicy)
+    policy: ReplicaPolicy = field(default_factory=OngoingRequestsPolicy)
+    advisor: ReplicaPolicy | None = None
+    advice: Decision | None = None  # its last one
+    policy_name: str = DEFAULT_POLICY
     reports: Reports = field(default_factory=dict)
     target: int | None = None  # the last one; a change is logged with its reason
     reason: str = ""
@@ -73,6 +87,8 @@ class ScalingPolicy:
 
     Args:
         clock: seconds, monotonic.
+        policies: by deployment, the names of the policy that decides and of one that advises, or None; a deployment
+            that is missing has the default and no advice.
         starts: arguments of `placer_of_this_process`; None: Ray alone decides where engines start.
         placing: a start placer instead of it, for tests.
         unplaced: for tests.
@@ -82,6 +98,7 @@ class ScalingPolicy:
         self,
         clock: Callable[[], float] = time.monotonic,
         starts: Mapping[str, Any] | None = None,
+        policies: Mapping[str, tuple[str, str | None]] = MappingProxyType({}),
         placing: StartPlacer | None = None,
         unplaced: UnplacedReplicas | None = None,
     ) -> None:
@@ -91,6 +108,7 @@ class ScalingPolicy:
         self._clock = clock
         self._placing = placing
         self._unplaced = unplaced or UnplacedReplicas()
+        self._policies = policies
         if starts is not None:
             try:
                 self._placing = placer_of_this_process(**starts)
@@ -122,7 +140,7 @@ class ScalingPolicy:
             self._placing.tick()
         named = {context.deployment_name: (deployment, context) for deployment, context in contexts.items()}
         unplaced = self._unplaced.tick({context.app_name for context in contexts.values()})
-        self.deployments = {name: self.deployments.get(name) or _Deployment() for name in named}
+        self.deployments = {name: self.deployments.get(name) or self._new(name) for name in named}
         counts, routers = self._routers(named, now)
         decisions: dict[Any, int] = {}
         states: States = {}
@@ -140,7 +158,8 @@ class ScalingPolicy:
                 # that case it gets zero, since the policy may want several replicas at once.
                 context.total_num_requests = decision.load if context.current_num_replicas else 0.0
                 decisions[deployment] = decision.replicas
-                states[deployment] = _state(decision, target)
+                memory = self.deployments[name]
+                states[deployment] = _state(decision, target, memory.advice) | {"policy": memory.policy_name}
             except Exception as error:  # noqa: BLE001 - an error of one model must not affect others
                 self._failed(name, error)
                 decisions[deployment] = target
@@ -148,6 +167,10 @@ class ScalingPolicy:
         snapshots = {name: memory.snapshot for name, memory in self.deployments.items() if memory.snapshot}
         self._events.snapshot(snapshots, now, time.time())
         return decisions, states
+
+    def _new(self, name: str) -> _Deployment:
+        policy, advisor = self._policies.get(name, (DEFAULT_POLICY, None))
+        return _Deployment(POLICIES[policy](), advisor and POLICIES[advisor](), policy_name=policy)
 
     def _routers(self, named: Mapping[str, Any], now: float) -> tuple[dict[str, RouterCounts], frozenset[Hashable]]:
         """The routers' counts, by engine deployment, and the running routers."""
@@ -175,13 +198,14 @@ class ScalingPolicy:
         config: Any = context.config
         raw = context.raw_metrics or {}
         queued = readings.count(context.total_queued_requests) or 0.0
+        engines = readings.engine_figures(raw, self._usable(name, context, raw, now))
         signals = Signals(
             running=context.current_num_replicas,
             target=context.target_num_replicas,
             waiting=counts.waiting,
             granted=counts.granted,
             rows=counts.rows,
-            executing=readings.executing(raw, self._usable(name, context, raw, now)),
+            executing=engines.executing,
             complete=bool(routers) and routers <= counts.routers,
             cold_start_requested=not context.current_num_replicas and queued > 0,
             min_replicas=context.capacity_adjusted_min_replicas,
@@ -193,9 +217,13 @@ class ScalingPolicy:
             unplaced=replicas.unplaced,
             outdated=replicas.outdated,
             stopping=replicas.stopping,
+            in_time=counts.in_time,
+            slots=engines.slots,
+            start_s=engines.start_s,
         )
         memory = self.deployments[name]
         decision = memory.policy.decide(signals)
+        memory.advice = None if memory.advisor is None else memory.advisor.decide(signals)
         if self._placing is not None:
             more = max(0, decision.replicas - max(signals.target, signals.min_replicas, 1))
             decision = within_scale_up_limit(
@@ -235,9 +263,10 @@ class ScalingPolicy:
             self._uncounted += 1
 
 
-def _state(decision: Decision, target: int) -> dict[str, Any]:
+def _state(decision: Decision, target: int, advice: Decision | None = None) -> dict[str, Any]:
     """What Serve keeps of a decision until the next one, for status and scrapes (`operations.scraped`)."""
-    return {
+    advised = {} if advice is None else {"advised": advice.replicas, "advice": advice.reason}
+    return advised | {
         "reason": decision.reason,
         "cause": decision.cause.value,
         "wanted": decision.replicas,

@@ -11,7 +11,17 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ONGOING, ROWS_PREFIX, WAITING_PREFIX, deployment_of
+from serve_app.names import (
+    BLOCKED_PREFIX,
+    GRANTED_PREFIX,
+    IN_TIME_PREFIX,
+    ONGOING,
+    ROWS_PREFIX,
+    SLOTS,
+    START_S,
+    WAITING_PREFIX,
+    deployment_of,
+)
 
 Series = Any  # list[TimeStampedValue], private in Serve
 Raw = Mapping[str, Mapping[Any, Series]]  # number -> replica -> series
@@ -21,7 +31,8 @@ Raw = Mapping[str, Mapping[Any, Series]]  # number -> replica -> series
 class RouterCounts:
     """One model's requests in all `routers` that reported.
 
-    `rows`: those that are no load. `blocked`: its replicas that wait for memory. Each router has this number from the
+    `rows`: those that are no load. `in_time`: of those that wait, the ones that start within their class's level.
+    `blocked`: its replicas that wait for memory. Each router has this number from the
     quota actor, so it is the maximum, not the sum.
     """
 
@@ -30,6 +41,17 @@ class RouterCounts:
     routers: frozenset[Hashable] = frozenset()
     blocked: float = 0.0
     rows: float = 0.0
+    in_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What one deployment's usable engine replicas report: the running requests that are load, and in the mean how many
+    could run at once and the seconds of a start; 0: none has reported it."""
+
+    executing: float
+    slots: float
+    start_s: float
 
 
 def newest(series: Series) -> float | None:
@@ -60,6 +82,7 @@ def router_counts(raw: Raw, usable: Callable[[Hashable], bool]) -> dict[str, Rou
                 of_routers[router] = (waiting, granted)
         blocked_of = raw.get(f"{BLOCKED_PREFIX}{model}", {})
         rows_of = raw.get(f"{ROWS_PREFIX}{model}", {})
+        in_time_of = raw.get(f"{IN_TIME_PREFIX}{model}", {})
         found[deployment_of(model)] = RouterCounts(
             sum(waiting for waiting, _ in of_routers.values()),
             sum(granted for _, granted in of_routers.values()),
@@ -67,14 +90,23 @@ def router_counts(raw: Raw, usable: Callable[[Hashable], bool]) -> dict[str, Rou
             max((newest(blocked_of.get(router)) or 0.0 for router in of_routers), default=0.0),
             # between two turns of the queue a row can be in neither of its router's other counts
             sum(min(newest(rows_of.get(router)) or 0.0, sum(numbers)) for router, numbers in of_routers.items()),
+            sum(min(newest(in_time_of.get(router)) or 0.0, waiting) for router, (waiting, _) in of_routers.items()),
         )
     return found
 
 
-def executing(raw: Raw, usable: Callable[[Hashable], bool]) -> float:
-    """The running requests that are load and that the usable engine replicas of one deployment report."""
-    numbers = (newest(series) for replica, series in raw.get(ONGOING, {}).items() if usable(replica))
-    return sum(number for number in numbers if number is not None)
+def engine_figures(raw: Raw, usable: Callable[[Hashable], bool]) -> EngineFigures:
+    """What the usable engine replicas of one deployment report."""
+
+    def reported(name: str) -> list[float]:
+        numbers = (newest(series) for replica, series in raw.get(name, {}).items() if usable(replica))
+        return [number for number in numbers if number is not None]
+
+    slots = reported(SLOTS)
+    starts = reported(START_S)
+    return EngineFigures(
+        sum(reported(ONGOING)), math.fsum(slots) / max(1, len(slots)), math.fsum(starts) / max(1, len(starts))
+    )
 
 
 def latest_reports(raw: Raw) -> Iterable[tuple[Hashable, float]]:

@@ -1,4 +1,4 @@
-"""What a decision of the waiting line costs: `python -m benchmarks.admission [--quick] [--part PART]`.
+"""What a decision of the waiting line costs: `python -m benchmarks.admission [--quick]`.
 
 The pure line with 1,000 replicas, all full, 100,000 requests waiting and 1,000 tenants, in a steady state: requests
 end and the next ones are granted, new ones come (into a full line: some are refused or shed others), streams report
@@ -6,9 +6,9 @@ their tokens, callers leave. A decision is one of those events with all its acti
 alone; slots and KV tokens, with costs from hundreds to thousands of tokens; and the same with guaranteed shares.
 
 A collection of garbage looks at all that waits and runs, so the longest one is told beside the longest decision, which
-it makes. What a million requests leave behind in memory is measured in a process of its own (`benchmarks.residue`).
-Mixed overload is a part of its own (`benchmarks.preemption_cost`), and so are the quota actor's largest single events
-(`benchmarks.actor_events`); both count CPU time.
+it makes. What a million requests leave behind in memory is measured by `benchmarks.residue`. That a decision costs no
+more in a larger fleet, and that the quota actor does its largest events a part at a time, is tested by counted steps
+(`tests/core/queue/test_preemption_look.py`, `test_preemption_choice.py`, `tests/core/shared_queue/test_cost.py`).
 
 Prints conditions, a table, and as its last line one JSON object.
 """
@@ -17,10 +17,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +28,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import actor_events, preemption_cost
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.own_pools import set_replica
@@ -47,13 +43,9 @@ KV_TOKENS = 40_000  # of each replica where they are bounded: tokens then run ou
 GUARANTEED = 100  # tenants with a share of a two-hundredth each, where there are shares
 EVENTS = 400_000
 QUICK_EVENTS = 60_000
-# of the part that looks at memory
-REQUESTS = 1_000_000
-QUICK_REQUESTS = 100_000
 CLASS_WEIGHTS = (50, 40, 9, 1)  # low, normal, high, critical
 EVENT_WEIGHTS = {"done": 40, "arrive": 40, "progress": 15, "cancel": 5}
 WAIT_S = 1e6  # nobody times out here
-PARTS = ("decisions", "preemption", "events", "memory")
 
 
 @dataclass(frozen=True)
@@ -218,44 +210,18 @@ def decisions(console: Console, events: int, seed: int) -> dict[str, Any]:
         "decision_cpu_p99_ms": round(max(found["cpu_p99_us"] for found in cases.values()) / 1000, 3),
         "decisions_per_cpu_s": min(found["decisions_per_cpu_s"] for found in cases.values()),
         "cases": cases,
-        "replicas": REPLICAS,
-        "waiting": WAITING,
-        "tenants": TENANTS,
     }
-
-
-def memory(console: Console, requests: int) -> dict[str, Any]:
-    """What `benchmarks.residue` finds in a process of its own, in which nothing else has been."""
-    command = [sys.executable, "-m", "benchmarks.residue", "--requests", str(requests)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    console.print("memory:", found)
-    bars = {name: found.pop(name) for name in ("rss_slope_bytes_per_request", "rss_slope_interval")}
-    return {**bars, "memory": found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer events and requests")
-    parser.add_argument("--part", choices=("all", *PARTS), default="all")
+    parser.add_argument("--quick", action="store_true", help="fewer events")
     parser.add_argument("--seed", type=int, default=1, help="of the decisions' load")
     options = parser.parse_args()
     console = Console(stderr=True)
-    conditions = here(seed=options.seed)
+    conditions = here(seed=options.seed, replicas=REPLICAS, waiting=WAITING, tenants=TENANTS)
     console.print(conditions)
-    result: dict[str, Any] = {}
-    parts = PARTS if options.part == "all" else (options.part,)
-    if "decisions" in parts:
-        result |= decisions(console, QUICK_EVENTS if options.quick else EVENTS, options.seed)
-    if "preemption" in parts:
-        count = preemption_cost.QUICK_EVENTS if options.quick else preemption_cost.EVENTS
-        result |= preemption_cost.preemption(count, options.seed)
-        console.print("preemption:", result["preemption"])
-    if "events" in parts:
-        result |= actor_events.events()
-        console.print("events:", result["events"])
-    if "memory" in parts:
-        result |= memory(console, QUICK_REQUESTS if options.quick else REQUESTS)
+    result = decisions(console, QUICK_EVENTS if options.quick else EVENTS, options.seed)
     write_json({**result, "conditions": conditions})
 
 

@@ -1,11 +1,9 @@
-"""What one queue for all routers costs: `python -m benchmarks.exchange [--quick] [--part line|credit]`.
+"""What one queue for all routers costs: `python -m benchmarks.exchange [--quick]`.
 
 The quota actor's brain alone, without Ray: `ROUTERS` routers hand in requests of four classes and eight tenants for one
 model with `ENGINES` engines, all full, and end them; an event is an arrival or an end, a batch is what one message
 carries. Every event takes the whole way: numbered batch, line, ledger, grant. Times are of `on_exchange`, without the
 routers' own work, in CPU seconds of one core: other processes of the machine do not count.
-
-`--part credit`: what a request costs router and actor while none waits (`benchmarks.common.credit_exchange`).
 
 Prints conditions, a table, and as its last line one JSON object.
 """
@@ -22,7 +20,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import credit_exchange
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from serve_app.core.memory import Device, EngineReport, Rank
@@ -41,9 +38,6 @@ QUICK_EVENTS = 20_000
 WAITING = 1_000  # requests of each router in the line, so that every end grants
 MAX_QUEUED = 100_000  # none is refused
 MODEL = "m"
-CREDIT_RUNS_S = (0.1, 2.0)  # within one message, and over several
-CREDIT_S = 20.0
-QUICK_CREDIT_S = 5.0
 
 
 class Router:
@@ -80,6 +74,13 @@ class Router:
         return took_s
 
 
+def add_engine(quota: Quota, name: str, now: float, slots: int = SLOTS, pool_tokens: int = POOL_TOKENS) -> None:
+    """An engine starts and runs."""
+    report = EngineReport(name, MODEL, (Rank("n"),), 1000, 1000, slots=slots)
+    holds = quota.on_engine(report, now).holds
+    quota.on_engine(replace(report, holds=holds, kv_tokens=pool_tokens), now)
+
+
 def connected(
     devices: int, slots: int, pool_tokens: int, routers: int, running: int | None = None
 ) -> tuple[Quota, list[Router]]:
@@ -89,9 +90,7 @@ def connected(
     quota.on_devices([Device("n", number, 1000, 0) for number in range(devices)], 0.0)
     names = [f"e{number}" for number in range(engines)]
     for name in names:
-        report = EngineReport(name, MODEL, (Rank("n"),), 1000, 1000, slots=slots)
-        holds = quota.on_engine(report, 0.0).holds
-        quota.on_engine(replace(report, holds=holds, kv_tokens=pool_tokens), 0.0)
+        add_engine(quota, name, 0.0, slots, pool_tokens)
     found = [Router(f"r{number}", names) for number in range(routers)]
     for router in found:
         router.say(quota, router.first, 0.0)
@@ -130,29 +129,13 @@ def measure(events: int, batch: int) -> dict[str, float]:
     }
 
 
-def show_credit(console: Console, for_s: float, conditions: Any) -> None:
-    """Measure and print what requests on credit cost."""
-    columns = ("router_us", "actor_us", "actor_cores", "messages_per_s", "events_per_request")
-    table = Table("request runs, s", *columns, title=f"{credit_exchange.RATE:g} requests/s, nobody waits")
-    found: dict[str, Any] = {}
-    for run_s in CREDIT_RUNS_S:
-        found[str(run_s)] = credit_exchange.measure(run_s, for_s)
-        table.add_row(str(run_s), *(f"{found[str(run_s)][key]}" for key in columns))
-    console.print(table)
-    write_json({"credit": found, "conditions": conditions})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer events")
-    parser.add_argument("--part", choices=("line", "credit"), default="line", help="full queue, or nobody waits")
     options = parser.parse_args()
     console = Console(stderr=True)
     conditions = here()
     console.print(conditions)
-    if options.part == "credit":
-        show_credit(console, QUICK_CREDIT_S if options.quick else CREDIT_S, conditions)
-        return
     by_batch: dict[str, Any] = {}
     table = Table("events a message", "events/s", "message p50 us", "p99 us", title=f"{ROUTERS} routers")
     for batch in BATCHES:

@@ -7,10 +7,9 @@ finds no free slot waits, first come first served. The trace is played slower or
 one same prefix and key. The key is the first two blocks, as `request_size.prefix_key`. A model, no engine:
 it compares rules, its seconds are nobody's.
 
-Arms: `two_choices` (no keys); `rendezvous` (the key's replica while it has a slot, as the dispatch did so far);
-`bounded` (the ring with the paper's bound alone); `ours` (with `FREE_SHARE`). Figures: `found`, the share of prompt
-blocks that were cached; `spread`, the load of the fullest replica over the mean, averaged over arrivals; mean and p99
-of the time to the first token, in seconds.
+Arms: `two_choices` (no keys); `bounded` (the ring with the paper's bound alone); `ours` (with `FREE_SHARE`). Figures:
+`found`, the share of prompt blocks that were cached; `spread`, the load of the fullest replica over the mean, averaged
+over arrivals; mean and p99 of the time to the first token, in seconds.
 
 Prints conditions, a table, and as its last line one JSON object.
 """
@@ -18,7 +17,6 @@ Prints conditions, a table, and as its last line one JSON object.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import heapq
 import itertools
 import random
@@ -102,17 +100,6 @@ def heated(requests: Sequence[Request]) -> list[Request]:
     ]
 
 
-def rendezvous(key: str, loads: dict[str, int]) -> str | None:
-    """The key's replica while it has a slot, else the one with most."""
-
-    def score(name: str) -> bytes:
-        return hashlib.blake2b(f"{key}\0{name}".encode(), digest_size=8).digest()
-
-    wanted = max(loads, key=score)
-    best = wanted if loads[wanted] < SLOTS else min(loads, key=loads.__getitem__)
-    return best if loads[best] < SLOTS else None
-
-
 def by_routing(keyed: bool, free_share: float) -> Choose:
     """Ours, or two choices."""
     routing = BoundedRing(LOAD_BOUND, free_share)
@@ -133,7 +120,6 @@ def arms() -> dict[str, Choose]:
     """What is compared, each made anew."""
     return {
         "two_choices": by_routing(False, 0.0),
-        "rendezvous": rendezvous,
         "bounded": by_routing(True, 0.0),
         "ours": by_routing(True, FREE_SHARE),
     }

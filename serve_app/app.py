@@ -24,6 +24,7 @@ from serve_app.names import BATCH_WORKER, RELEASE, ROUTER, deployment_of
 from serve_app.ray_adapter import DirectedRequestRouter, pin_version
 from serve_app.settings import (
     DEFAULT_KEY_FILE,
+    DEFAULT_POLICY,
     AutoscaleSettings,
     ModelSettings,
     QuotaSettings,
@@ -111,18 +112,24 @@ def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
         logging_config=logging_config(),
         user_config=model.model_dump(mode="json", include={"batching", "drain_s"}),  # taken over by running replicas
         request_router_config=RequestRouterConfig(request_router_class=DirectedRequestRouter),  # type: ignore[arg-type]
-        **_scale(model),
+        **scale(model),
         **engine_args.placement(model, environment.platform()),
     )(deployment.EngineReplica)
     version = engine_version(model, on_cpu=environment.platform() == "cpu")
     return pin_version(engine, version).bind(model.model_dump(mode="json"), quota.model_dump(mode="json"))
 
 
-def _scale(model: ModelSettings) -> dict[str, Any]:
+def scale(model: ModelSettings) -> dict[str, Any]:
+    """How many replicas a model has, as options of its deployment."""
     replicas = model.replicas
     if not replicas.autoscaled:
         return {"num_replicas": replicas.min_replicas}
-    same = replicas.model_dump(exclude={"look_back_s", "max_surge_percent"})  # under Serve's own names
+    other = {"look_back_s", "max_surge_percent", "policy", "advise"}
+    same = replicas.model_dump(exclude=other)  # under Serve's own names
+    if replicas.policy != DEFAULT_POLICY:  # it decides when, too
+        to_zero_s = replicas.downscale_to_zero_delay_s
+        same["downscale_to_zero_delay_s"] = replicas.downscale_delay_s if to_zero_s is None else to_zero_s
+        same |= {"upscale_delay_s": 0.0, "downscale_delay_s": 0.0}
     return {"autoscaling_config": AutoscalingConfig(**same, look_back_period_s=replicas.look_back_s)}
 
 

@@ -28,9 +28,12 @@ HEAD_ACTORS = (QUOTA_ACTOR, STORE_ACTOR, FILES_ACTOR)  # one of each in a cluste
 WAITING_PREFIX = "waiting_"  # requests in the router's queue
 GRANTED_PREFIX = "granted_"  # requests on an engine replica, or in transit to or from it
 ROWS_PREFIX = "rows_"  # of both, rows of batches that are no load
+IN_TIME_PREFIX = "in_time_"  # of those that wait, requests that start within their class's level
 BLOCKED_PREFIX = "blocked_"  # replicas that wait for memory, as the quota actor reports to the router
 # Engine replicas:
 ONGOING = "ongoing"  # requests, without rows that are no load
+SLOTS = "slots"  # requests that it can run at once
+START_S = "start_s"  # seconds that its start has taken
 
 
 @functools.cache

@@ -57,6 +57,7 @@ PRIVATE_RAY_FILES = frozenset(
         "serve_app/ray_adapter/request_bodies.py",
         "serve_app/cluster/local/driver.py",
         "autoscaling/operations/application.py",
+        "autoscaling/operations/serve_controller.py",
         "autoscaling/operations/node_logs.py",
         "autoscaling/placement_hook.py",
         "autoscaling/unplaced.py",

@@ -29,6 +29,7 @@ __all__ = [
     "node_logs",
     "ray_drains",
     "scraped",
+    "serve_controller",
     "status",
     "wanted_lines",
 ]

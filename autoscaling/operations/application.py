@@ -18,14 +18,14 @@ from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[at
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentID
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.util import placement_group_table
 
-from autoscaling.operations import holders, status
+from autoscaling.operations import holders, scraped, status
 from autoscaling.operations.drain_target import DrainTarget
 from autoscaling.operations.drain_target import find as find_drain_target
 from autoscaling.operations.quota_state import with_quota_figures
+from autoscaling.operations.serve_controller import answer_of, serve_client
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import APPLICATION, QUOTA_ACTOR
 from serve_app.ray_adapter import existing
@@ -41,18 +41,6 @@ def details(within_s: float | None = None) -> dict[str, Any]:
         return answer_of(asked, within_s)  # type: ignore[no-any-return]
     except (RayError, TimeoutError) as error:
         raise Unavailable("Serve's controller does not answer", code="no_controller", reason=str(error)) from error
-
-
-def answer_of(asked: Any, within_s: float | None) -> Any:
-    """The answer to a call of an actor. `ray.get` would warn in a thread of a router that it blocks the router's loop,
-    which it does not. Raises RayError, TimeoutError."""
-    return asked.future().result(within_s)
-
-
-def serve_client() -> Any:
-    """Serve's client; private, and the only source of replica ids and nodes without Ray's dashboard. Raises
-    RayServeException: Serve was never started."""
-    return _get_global_client()
 
 
 def application_status(models: Sequence[str], within_s: float | None = None) -> dict[str, Any]:
@@ -71,7 +59,7 @@ def application_status(models: Sequence[str], within_s: float | None = None) -> 
         return status.describe(NO_DETAILS, models)  # Serve was never started
     _explain(found)
     models = status.declared_models(found) or models
-    state = status.describe(found, models, _reported_series(found))
+    state = status.describe(found, models, _reported_series(found), _decisions(found))
     state |= {"other_applications": holders.other_applications(found), **_usage()}
     try:
         return with_quota_figures(state, ask_quota("figures"))
@@ -114,6 +102,16 @@ def _reported_series(found: Mapping[str, Any]) -> status.ReportedSeries:
     except (RayError, TimeoutError):
         return {}
     return dict(zip(scaled, answers, strict=True))
+
+
+def _decisions(found: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The last decisions of scaling, by deployment; empty: the controller does not say."""
+    if APPLICATION not in found["applications"]:
+        return {}
+    try:
+        return scraped.scaling_decisions(ANSWER_S)
+    except (RayError, RayServeException, TimeoutError):
+        return {}
 
 
 def announce_end(node_id: str, within_s: float) -> None:

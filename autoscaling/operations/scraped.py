@@ -13,12 +13,13 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from autoscaling.operations.application import answer_of, serve_client
+from autoscaling.operations.serve_controller import answer_of, serve_client
 from serve_app.names import APPLICATION
 from serve_app.system import exposition_here
 
 FALLBACK = "fallback-"  # before the node's id, of the head's second proxy: it answers while HAProxy knows no router
 SCRAPED = ("cause", "wanted", "target")  # of a decision's state (`autoscaling.ray_policy`)
+ALSO = ("policy", "reason", "advised", "advice")  # the same, where there is one
 
 
 def decisions_here(controller: Any) -> dict[str, dict[str, Any]]:
@@ -27,15 +28,16 @@ def decisions_here(controller: Any) -> dict[str, dict[str, Any]]:
     application = controller.autoscaling_state_manager._app_autoscaling_states.get(APPLICATION)
     states: Mapping[Any, Mapping[str, Any]] = (application and application._policy_state) or {}
     return {
-        deployment.name: {name: state[name] for name in SCRAPED}
+        deployment.name: {name: state[name] for name in (*SCRAPED, *ALSO) if name in state}
         for deployment, state in states.items()
         if state.keys() >= set(SCRAPED)
     }
 
 
 def scaling_decisions(within_s: float) -> dict[str, dict[str, Any]]:
-    """`cause`, `wanted` and `target` by deployment that follows its load, as the controller has them. Raises RayError,
-    RayServeException, TimeoutError."""
+    """`cause`, `wanted`, `target`, `policy` and `reason` by deployment that follows its load, as the controller has
+    them; with a second policy `advised`, its number, and `advice`, its reason. Raises RayError, RayServeException,
+    TimeoutError."""
     asked = serve_client()._controller.__ray_call__.remote(decisions_here)
     return answer_of(asked, within_s)  # type: ignore[no-any-return]
 

@@ -21,6 +21,7 @@ from autoscaling import readings
 from autoscaling.policies import OngoingRequestsPolicy, Signals
 from autoscaling.readings import RouterCounts
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
+from serve_app.settings import DEFAULT_POLICY
 
 STATES = {
     "RUNNING": "running",
@@ -190,7 +191,10 @@ def is_built(details: Mapping[str, Any]) -> bool | None:
 
 
 def describe(
-    details: Mapping[str, Any], models: Sequence[str], reported: ReportedSeries = MappingProxyType({})
+    details: Mapping[str, Any],
+    models: Sequence[str],
+    reported: ReportedSeries = MappingProxyType({}),
+    decisions: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """`state` (starting, running, unhealthy, failed, stopping or absent), `message`, `models`, `routers`, `routes`,
     `unready`.
@@ -199,6 +203,7 @@ def describe(
         details: `ServeInstanceDetails` as a dictionary.
         models: the configured names; for another deployment the model's name is taken from the deployment's.
         reported: the metrics that replicas reported to the controller.
+        decisions: the last ones of scaling, by deployment (`operations.scraped`).
     """
     application = details["applications"].get(APPLICATION)
     if application is None:
@@ -207,6 +212,7 @@ def describe(
     deployments = {one["name"]: _deployment(one, reported) for one in application["deployments"].values()}
     engines = [
         {"name": by_deployment.get(key, key.removeprefix(ENGINE_PREFIX).replace("--", "/")), **one}
+        | _decided(decisions.get(key, {}))
         for key, one in deployments.items()
         if key.startswith(ENGINE_PREFIX)
     ]
@@ -226,6 +232,13 @@ def describe(
     }
 
 
+def _decided(decision: Mapping[str, Any]) -> dict[str, Any]:
+    """`advised`: the number of replicas that a second policy would want, None: there is none; `advice`: why. Also
+    `why`, where only the policy knows: it has seen more than the present numbers."""
+    advice = {"advised": decision.get("advised"), "advice": decision.get("advice", "")}
+    return advice if decision.get("policy", DEFAULT_POLICY) == DEFAULT_POLICY else advice | {"why": decision["reason"]}
+
+
 def _raw(reported: ReportedSeries, deployment: str) -> readings.Raw:
     return {name: dict(enumerate(series)) for name, series in reported.get(deployment, {}).items()}
 
@@ -239,7 +252,7 @@ def describe_load(deployment: Mapping[str, Any], reported: ReportedSeries) -> di
         reported: the series that routers and engines reported to the controller.
     """
     counts = readings.router_counts(_raw(reported, ROUTER), lambda router: True).get(deployment["name"])
-    executing = readings.executing(_raw(reported, deployment["name"]), lambda replica: True)
+    executing = readings.engine_figures(_raw(reported, deployment["name"]), lambda replica: True).executing
     config = (deployment.get("deployment_config") or {}).get("autoscaling_config")
     known = {
         # so that the sum is the load that the policy sees: a request just granted is in one of the two counts

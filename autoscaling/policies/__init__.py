@@ -8,15 +8,18 @@ Never: reads a clock or asks Ray; standard library only.
 from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy, within_scale_up_limit
 from autoscaling.policies.registry import POLICIES, ReplicaPolicy
 from autoscaling.policies.signals import STALE_INTERVALS, Cause, Decision, ScaleUpLimit, Signals
+from autoscaling.policies.slo import HighestSince, SloPolicy
 
 __all__ = [
     "POLICIES",
     "STALE_INTERVALS",
     "Cause",
     "Decision",
+    "HighestSince",
     "OngoingRequestsPolicy",
     "ReplicaPolicy",
     "ScaleUpLimit",
     "Signals",
+    "SloPolicy",
     "within_scale_up_limit",
 ]

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import replace
+from typing import Protocol
 
 from autoscaling.policies.signals import Cause, Decision, ScaleUpLimit, Signals
 
@@ -69,11 +70,24 @@ class Average:
         return total / (now - start)
 
 
-class OngoingRequestsPolicy:
-    """The policy of one model."""
+class ReplicaSizing(Protocol):
+    """The number of replicas of one model by its load alone, while some run; `RuledPolicy` keeps the rules."""
 
-    def __init__(self) -> None:
-        self._average = Average()
+    def decide(self, signals: Signals) -> Decision:
+        """The number, with its reason."""
+
+    def forget(self) -> None:
+        """What was seen so far says nothing about what comes."""
+
+
+class RuledPolicy:
+    """A policy of one model: its sizing, and the rules above. `has_own_delays`: the sizing decides when, too; Serve's
+    delays would come on top."""
+
+    has_own_delays = False
+
+    def __init__(self, sizing: ReplicaSizing) -> None:
+        self._sizing = sizing
         self._complete = False  # whether the newest signals were complete
         self._demanded_at: float | None = None  # when a request last waited for a replica that does not run yet
         self._wanted_at: float | None = None  # when the load last justified the present target, while a part starts
@@ -84,16 +98,15 @@ class OngoingRequestsPolicy:
     def decide(self, signals: Signals) -> Decision:
         """The number of replicas, with its reason."""
         if not signals.running:
-            self._average = Average()  # requests that waited for the first replica reach it at once
+            self._sizing.forget()  # requests that waited for the first replica reach it at once
             return bounded(signals, self._from_none(signals))
         self._demanded_at = None
         if signals.running >= signals.target:
             self._wanted_at = None
         if signals.complete and not self._complete:
-            self._average = Average()  # the earlier values were incomplete
+            self._sizing.forget()  # the earlier values were incomplete
         self._complete = signals.complete
-        mean = self._average.add(signals.load, signals.now, signals.look_back_s)
-        decision = by_load(signals, mean)
+        decision = self._sizing.decide(signals)
         if decision.replicas < signals.target and not signals.complete:
             why = "not every router has reported its numbers"
             decision = kept(decision, signals.target, f"because {why}", Cause.UNREPORTED)
@@ -142,6 +155,28 @@ class OngoingRequestsPolicy:
             why = "the first replica starts; clients that waited for it may retry"
             return Decision(signals.target, load, why, Cause.STARTING)
         return Decision(0, load, f"nothing has waited for {hold_s:.0f} s, and no replica has started", Cause.IDLE)
+
+
+class OngoingSizing:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._average = Average()
+
+    def decide(self, signals: Signals) -> Decision:
+        """See `ReplicaSizing`."""
+        return by_load(signals, self._average.add(signals.load, signals.now, signals.look_back_s))
+
+    def forget(self) -> None:
+        """See `ReplicaSizing`."""
+        self._average = Average()
+
+
+class OngoingRequestsPolicy(RuledPolicy):
+    """See the module."""
+
+    def __init__(self) -> None:
+        super().__init__(OngoingSizing())
 
 
 def by_load(signals: Signals, mean: float) -> Decision:

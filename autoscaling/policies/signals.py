@@ -52,6 +52,9 @@ class Signals:
         unplaced: starting replicas for which Ray has found no place.
         outdated: running replicas that Serve still has to replace, for their settings have changed.
         stopping: replicas that are about to end, and so to leave their place.
+        in_time: of those that wait, the requests that by the queue's own forecast start within their class's level.
+        slots: requests that a running replica can run at once, in the mean; 0: not known.
+        start_s: for how long the start of a replica has taken; 0: not known.
         now: seconds of one monotonic clock.
 
     Counts are finite and not negative (`readings.count`). Serve and the settings have checked the bounds.
@@ -74,6 +77,9 @@ class Signals:
     outdated: int = 0
     stopping: int = 0
     rows: float = 0.0
+    in_time: float = 0.0
+    slots: float = 0.0
+    start_s: float = 0.0
 
     @property
     def load(self) -> float:

@@ -9,7 +9,7 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 
-from autoscaling.operations import application, status
+from autoscaling.operations import application, serve_controller, status
 from serve_app.errors import Unavailable
 from serve_app.settings import as_change, with_other_applications
 from serve_app.system import writes_json
@@ -34,7 +34,7 @@ def declare(entry: Mapping[str, Any], *, is_repeat: bool = False, **serve_option
     is_json = writes_json() or logs.get("format") == "json"
     logging_config = {"encoding": "JSON"} if is_json else None  # of Serve's controller and HAProxy's manager
     serve.start(**serve_options, logging_config=logging_config)
-    client = application.serve_client()
+    client = serve_controller.serve_client()
     details = client.get_serve_details()
     if not is_repeat:
         entry = {**entry, "args": as_change(entry["args"], status.declared_models(details))}

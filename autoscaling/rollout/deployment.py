@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from autoscaling.operations import application, status
+from autoscaling.operations import application, serve_controller, status
 from autoscaling.rollout import progress
 from autoscaling.rollout.audit import AuditWriter
 from autoscaling.rollout.declaration import declare
@@ -146,7 +146,7 @@ def _end_if_done() -> None:
     """End the actor with the name, if its deployment has ended. Raises DeployConflict: it has not."""
     try:
         holder: Any = existing(DEPLOYMENT_ACTOR)
-        found = application.answer_of(holder.look.remote(), ANSWER_S)
+        found = serve_controller.answer_of(holder.look.remote(), ANSWER_S)
     except (ValueError, RayError):
         return  # it has just ended, or is about to
     except TimeoutError:

@@ -13,6 +13,7 @@ from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.engine import SimulatedBatch, SimulatedSequence
 from autoscaling.simulator.nodes import GpuPlace
 from autoscaling.simulator.world import ModelPlan
+from serve_app.core.kv_budget import requests_at_once
 from serve_app.core.memory import EngineReport
 
 
@@ -31,6 +32,10 @@ class ReplicaRun(Protocol):
     """A request that runs on a replica, as its router has it."""
 
     sequence: SimulatedSequence
+
+    @property
+    def is_row(self) -> bool:
+        """Whether its request is a row of a batch."""
 
     def on_tokens(self, produced: int) -> None:
         """It has produced so many tokens by now, with those of earlier runs."""
@@ -58,15 +63,24 @@ class Replica:
     report: EngineReport | None = None
     placed_s: float = 0.0
     runs: dict[SimulatedSequence, ReplicaRun] = field(default_factory=dict)
+    rows: int = 0  # of batches, among the runs
     batch: SimulatedBatch = field(init=False)
     _wakes_at: float | None = None
 
     def __post_init__(self) -> None:
         self.batch = SimulatedBatch(self.plan.profile)
 
+    @property
+    def usable_slots(self) -> float:
+        """Requests that it can run at once, as it would report them."""
+        profile = self.plan.profile
+        running = len(self.batch.running)
+        return requests_at_once(profile.slots, running, running, self.batch.kv_used / profile.kv_tokens)
+
     def begin(self, run: ReplicaRun) -> None:
         """A router sends a request."""
         self.runs[run.sequence] = run
+        self.rows += run.is_row
         self.batch.add(run.sequence, self.clock.now)
         self._plan_wake()
 
@@ -74,6 +88,7 @@ class Replica:
         """A router takes its request back; returns the tokens that it has produced."""
         produced = self.batch.produced(run.sequence, self.clock.now)
         del self.runs[run.sequence]
+        self.rows -= run.is_row
         self.batch.cancel(run.sequence, self.clock.now)
         self._plan_wake()
         return produced
@@ -82,6 +97,7 @@ class Replica:
         """Its process ends at once, and every router is told."""
         lost = [(run, self.batch.produced(run.sequence, self.clock.now)) for run in self.runs.values()]
         self.runs.clear()
+        self.rows = 0
         self._wakes_at = None
         for run, produced in lost:
             run.on_lost(produced)
@@ -107,6 +123,7 @@ class Replica:
                 continue  # its router has stopped it, since another of this step has ended
             if sequence.has_ended:
                 del self.runs[sequence]
+                self.rows -= run.is_row
                 run.on_end()
             else:
                 run.on_tokens(self.batch.produced(sequence, self.clock.now))

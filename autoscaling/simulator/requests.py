@@ -16,6 +16,7 @@ class SimulatedRequest:
         at_s: when it is offered, from the beginning of the load.
         session: its requests share a replica while that has room; None: it is of no session.
         prefix_blocks: hashes of the blocks of its prompt, each with all before it; empty: not known.
+        is_row: a row of a batch, which is no load for scaling.
     """
 
     at_s: float
@@ -26,6 +27,7 @@ class SimulatedRequest:
     output_tokens: int
     session: str | None = None
     prefix_blocks: tuple[str, ...] = ()
+    is_row: bool = False
 
 
 class RequestEnd(NamedTuple):
@@ -38,6 +40,7 @@ class RequestEnd(NamedTuple):
         refused: why it was refused; empty: it was not.
         replica: on which it ran last; empty: it never ran.
         runs: on replicas; more than one: it was stopped for others, or lost a replica.
+        again_tokens: that its later runs computed again: its prompt and what it had produced.
         is_in_time: whether it met the level of its class (`serve_app.core.receipts.judge`).
     """
 
@@ -55,4 +58,5 @@ class RequestEnd(NamedTuple):
     refused: str
     replica: str
     runs: int
+    again_tokens: int
     is_in_time: bool

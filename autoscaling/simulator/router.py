@@ -10,6 +10,7 @@ Invariant: every request that is offered ends exactly once.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,6 +53,7 @@ class OfferedRequest:
     Args:
         queued_s: when it first came to the queue.
         produced: by its earlier runs. `delivered`: what its client has by the last count.
+        again: tokens that later runs computed again.
         keeps_place: see `Preempt`.
     """
 
@@ -66,6 +68,7 @@ class OfferedRequest:
     produced: int = 0
     delivered: int = 0
     runs: int = 0
+    again: int = 0
     losses: int = 0
     preempted: int = 0
     keeps_place: bool = True
@@ -84,6 +87,11 @@ class RouterRun:
     replica: Replica
     budget: KvBudget
     sequence: SimulatedSequence
+
+    @property
+    def is_row(self) -> bool:
+        """See `ReplicaRun`."""
+        return self.offered.request.is_row
 
     def on_tokens(self, produced: int) -> None:
         """See `ReplicaRun`."""
@@ -133,6 +141,8 @@ class VirtualRouter:
         self._rings = {plan.name: BoundedRing(free_share=FREE_SHARE / world.routers) for plan in world.models}
         self._limits = {plan.name: _limits_of(plan.profile) for plan in world.models}
         self._open: dict[str, OfferedRequest] = {}  # by request id
+        self._levels = {level: ServiceLevel(plan.ttft_slo_s) for level, plan in world.classes.items()}
+        self.rows: Counter[str] = Counter()  # of batches among them, by model
         self.link = RouterLink(
             name, clock, actor, lambda: world.delay_s, self._carry_out, self._on_charged, world.turn_s
         )
@@ -157,6 +167,10 @@ class VirtualRouter:
             self.queue.in_flight.drop_engine(name)
             self.link.after(())
 
+    def in_time(self, model: str) -> float:
+        """How many of its waiting requests start within their class's level."""
+        return self.queue.in_time(model, self._levels)
+
     # Requests
 
     def offer(self, number: int, request: SimulatedRequest) -> None:
@@ -169,6 +183,7 @@ class VirtualRouter:
             self._end(offered, Outcome.BAD_REQUEST, TOO_LARGE)
             return
         self._open[offered.request_id] = offered
+        self.rows[request.model] += request.is_row
         patience_s = self._plan(request).patience_s
         if patience_s is not None:
             self._clock.after(patience_s, partial(self._leave, offered))
@@ -278,7 +293,7 @@ class VirtualRouter:
             accepted=has_run,
             prompt_tokens=prompt,
             age_s=now - offered.queued_s if has_run and offered.keeps_place else 0.0,
-            preemptible=True,
+            preemptible=self._world.preempts,
             preempted=offered.preempted,
             produced_tokens=offered.produced,
         )
@@ -318,6 +333,8 @@ class VirtualRouter:
         assert replica is not None
         assert budget is not None
         request = offered.request
+        if offered.runs:
+            offered.again += request.prompt_tokens + offered.produced
         offered.runs += 1
         offered.replica = name
         if offered.granted_s is None:
@@ -364,8 +381,9 @@ class VirtualRouter:
     def _end(self, offered: OfferedRequest, outcome: Outcome, refused: str = "") -> None:
         """A request has ended for its client."""
         offered.has_ended = True
-        self._open.pop(offered.request_id, None)
         request = offered.request
+        if self._open.pop(offered.request_id, None) is not None:
+            self.rows[request.model] -= request.is_row
         now = self._clock.now
         used = offered.request.prompt_tokens + offered.delivered if offered.first_s is not None else None
         self.queue.limits.on_end(offered.request_id, used, 0, now)
@@ -389,6 +407,7 @@ class VirtualRouter:
                 refused,
                 offered.replica,
                 offered.runs,
+                offered.again,
                 verdict is SloVerdict.MET,
             )
         )

@@ -17,7 +17,7 @@ from autoscaling.policies import STALE_INTERVALS, Cause, ReplicaPolicy, Signals
 from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.fleet import Fleet
 from autoscaling.simulator.router import VirtualRouter
-from autoscaling.simulator.serve_delays import NOTHING_STANDS, StandingDecision, target_after_delays
+from autoscaling.simulator.serve_delays import AT_ONCE, NOTHING_STANDS, StandingDecision, target_after_delays
 from autoscaling.simulator.world import ModelPlan
 
 
@@ -38,6 +38,8 @@ class RouterNumbers(NamedTuple):
     at_s: float
     waiting: int
     granted: int
+    in_time: float
+    rows: int
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class ModelScaling:
     causes: Counter[Cause] = field(default_factory=Counter)
     _reported: dict[int, RouterNumbers] = field(default_factory=dict)
     _executing: int = 0
+    _slots: float = 0.0
     _standing: StandingDecision = NOTHING_STANDS
 
     def start(self) -> None:
@@ -83,6 +86,7 @@ class ModelScaling:
             target=counts.target,
             waiting=float(sum(numbers.waiting for numbers in fresh)),
             granted=float(sum(numbers.granted for numbers in fresh)),
+            rows=float(sum(min(numbers.rows, numbers.waiting + numbers.granted) for numbers in fresh)),
             executing=float(self._executing),
             complete=len(fresh) == len(self.routers),
             cold_start_requested=not counts.running and any(self._waiting(router) for router in self.routers),
@@ -94,6 +98,9 @@ class ModelScaling:
             blocked=float(counts.blocked),
             unplaced=counts.unplaced,
             stopping=counts.stopping,
+            in_time=sum(numbers.in_time for numbers in fresh),
+            slots=self._slots,
+            start_s=self.plan.profile.start_s,
         )
 
     def _control(self) -> None:
@@ -102,9 +109,10 @@ class ModelScaling:
         model = self.plan.name
         signals = self.signals()
         decision = self.policy.decide(signals)
+        delays = AT_ONCE if self.policy.has_own_delays else scaling.delays
         self.causes[decision.cause] += 1
         target, self._standing = target_after_delays(
-            decision.replicas, signals.running, signals.target, scaling.delays, self._standing, signals.now
+            decision.replicas, signals.running, signals.target, delays, self._standing, signals.now
         )
         target = min(max(target, scaling.min_replicas), scaling.max_replicas)
         if target != signals.target:
@@ -121,8 +129,12 @@ class ModelScaling:
         if not self.is_silent(place):
             router = self.routers[place]
             granted = router.queue.in_flight.count(self.plan.name)
-            self._reported[place] = RouterNumbers(self.clock.now, self._waiting(router), granted)
+            in_time = router.in_time(self.plan.name)
+            rows = router.rows[self.plan.name]
+            self._reported[place] = RouterNumbers(self.clock.now, self._waiting(router), granted, in_time, rows)
         self.clock.after(self.plan.scaling.metrics_interval_s, partial(self._report_for_ever, place))
 
     def _report_engines(self) -> None:
-        self._executing = self.fleet.counts(self.plan.name).executing
+        counts = self.fleet.counts(self.plan.name)
+        self._executing = counts.executing
+        self._slots = counts.slots

@@ -26,6 +26,9 @@ class ServeDelays:
     downscale_factor: float = 1.0
 
 
+AT_ONCE = ServeDelays(upscale_s=0.0, downscale_s=0.0)
+
+
 class StandingDecision(NamedTuple):
     """Since when a decision stands. `direction`: 1 for more replicas, -1 for fewer, 0: none stands."""
 

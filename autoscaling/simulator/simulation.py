@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from autoscaling.policies import OngoingRequestsPolicy, ReplicaPolicy
+from autoscaling.simulator.batches import VirtualBatchWorker
 from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.exchange import VirtualActor
 from autoscaling.simulator.fleet import Fleet
@@ -64,6 +65,7 @@ class Simulation:
         self.offered = 0
         self.ended = 0
         self._is_read = False  # whether the last request has come
+        self._then: dict[int, Callable[[RequestEnd], None]] = {}  # what takes the end of a request besides, by number
         self._world = world
         self.nodes = Nodes(world.nodes, self.clock)
         self.actor = VirtualActor(self.clock, self.nodes.devices)
@@ -92,15 +94,24 @@ class Simulation:
         for scaling in self.scalings:
             scaling.start()
         self._plan_faults(world)
+        self.batches = VirtualBatchWorker(world.batches, self.clock, self.began_s, self.actor, self.offer)
         self._plan_next()
 
     def run(self, most_s: float = float("inf")) -> None:
-        """Until every request has ended, or so many seconds from now."""
+        """Until every request and every row has ended, or so many seconds from now."""
         self.clock.run(most_s, self.is_over)
 
     def is_over(self) -> bool:
-        """Whether every request has ended."""
-        return self._is_read and self.ended == self.offered
+        """Whether every request and every row has ended."""
+        return self._is_read and self.ended == self.offered and self.batches.is_done
+
+    def offer(self, request: SimulatedRequest, then: Callable[[RequestEnd], None] | None = None) -> None:
+        """A client asks now, besides those of the load. `then` takes the request's end, after `consume`."""
+        number = self.offered
+        self.offered += 1
+        if then is not None:
+            self._then[number] = then
+        self.routers[number % len(self.routers)].offer(number, request)
 
     def run_for(self, span_s: float) -> None:
         """So many seconds, whatever ends."""
@@ -128,17 +139,18 @@ class Simulation:
             self._is_read = True
             return
         self._world.model(request.model)
-        self.clock.at(self.began_s + request.at_s, lambda: self._offer(request))
+        self.clock.at(self.began_s + request.at_s, lambda: self._come(request))
 
-    def _offer(self, request: SimulatedRequest) -> None:
-        number = self.offered
-        self.offered += 1
-        self.routers[number % len(self.routers)].offer(number, request)
+    def _come(self, request: SimulatedRequest) -> None:
+        self.offer(request)
         self._plan_next()
 
     def _end(self, end: RequestEnd) -> None:
         self.ended += 1
         self._consume(end)
+        then = self._then.pop(end.number, None)
+        if then is not None:
+            then(end)
 
     def _on_replica(self, model: str, name: str, usable: bool) -> None:
         for router in self.routers:

@@ -79,7 +79,9 @@ class Summary:
 
     def add(self, end: RequestEnd) -> None:
         """A request has ended."""
-        figures = self.by_class.setdefault(end.request_class, ClassSummary())
+        figures = self.by_class.get(end.request_class)
+        if figures is None:
+            figures = self.by_class[end.request_class] = ClassSummary()
         figures.outcomes[end.outcome] += 1
         if end.outcome is not Outcome.BAD_REQUEST:
             figures.offered += 1
@@ -99,9 +101,13 @@ class Summary:
         return sum(figures.offered for figures in self._all())
 
     @property
+    def in_time(self) -> int:
+        return sum(figures.in_time for figures in self._all())
+
+    @property
     def attainment(self) -> float | None:
         """As `ClassSummary.attainment`, of all classes."""
-        return sum(figures.in_time for figures in self._all()) / self.offered if self.offered else None
+        return self.in_time / self.offered if self.offered else None
 
     @property
     def good_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autoscaling.simulator.profiles import GB, EngineProfile
@@ -115,6 +115,17 @@ class RouterSilence:
     router: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """A batch that is submitted at a moment. `rows`: prompt and output tokens of each."""
+
+    batch_id: str
+    at_s: float
+    tenant: str
+    model: str
+    rows: Sequence[tuple[int, int]]
+
+
 Fault = ReplicaDeath | RouterSilence
 
 
@@ -130,6 +141,7 @@ class World:
         turn_s: see `RouterLink`.
         progress_s: between the counts of produced tokens that a router gets of each request; production has them with
             each frame, and tells the actor of each request about twice a second.
+        preempts: whether a running request may be stopped for one of a higher class.
         seed: of everything that is drawn.
     """
 
@@ -138,10 +150,12 @@ class World:
     classes: Mapping[RequestClass, ClassPlan] = field(default_factory=dict)
     limits: Mapping[str, Limits] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
+    batches: tuple[BatchPlan, ...] = ()
     routers: int = 3
     delay_s: float = 0.0005
     turn_s: float = 0.005
     progress_s: float = 10.0
+    preempts: bool = True
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -158,6 +172,9 @@ class World:
                 raise ConfigError(f"faults: there is no model {fault.model!r}", param="faults")
             if isinstance(fault, RouterSilence) and not 0 <= fault.router < self.routers:
                 raise ConfigError(f"faults: there is no router {fault.router}", param="faults")
+        for batch in self.batches:
+            if batch.model not in known:
+                raise ConfigError(f"batches: there is no model {batch.model!r}", param="batches")
         if self.routers < 1:
             raise ConfigError(f"routers is {self.routers}", param="routers")
 

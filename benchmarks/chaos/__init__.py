@@ -1,1 +1,0 @@
-"""Faults of every process behind the endpoint under load, and whether any accepted request notices."""

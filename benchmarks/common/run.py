@@ -1,4 +1,4 @@
-"""What all runs against a served model share: the width of tables, the limit of foreign load, SIGTERM."""
+"""What all runs against a served model share: the width of tables, the limit of foreign load."""
 
 from __future__ import annotations
 

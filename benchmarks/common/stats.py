@@ -59,6 +59,13 @@ def quantile(samples: Samples, q: float) -> float | None:
     return float(np.quantile(samples, q))
 
 
+def lower_quantile(values: Sequence[float], q: float) -> float | None:
+    """The smallest value with a share of at least `q` at or below it; None of nothing."""
+    if not len(values):
+        return None
+    return float(np.quantile(np.asarray(values, dtype=np.float64), q, method="inverted_cdf"))
+
+
 def quantile_us(spans_ns: Sequence[int], q: float) -> float:
     """The q-quantile of spans in nanoseconds, in microseconds."""
     return round(float(np.quantile(spans_ns, q)) / 1000, 2)

@@ -23,8 +23,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,12 +109,8 @@ def compare(folder: Path, options: argparse.Namespace, console: Console) -> int:
             keys = [f"--key={tenant}={gateway.api_key}" for tenant in TENANTS]
             users = [f"--field={tenant}:user={tenant}" for tenant in TENANTS]
             measure(Endpoint(LITELLM, gateway.url, [*keys, *users, *NUMBERED]), model, options, results, console)
-        with ExitStack() as stack:
-            made = [{"key": secrets.token_hex(16), "tenant": tenant, "max_class": "high"} for tenant in TENANTS]
-            arm = start(OURS, model, logs, keys=made, admission=ADMISSION)
-            stack.callback(arm.stop)
-            keys = [f"--key={each['tenant']}={each['key']}" for each in made]
-            measure(Endpoint(OURS, arm.url, [*keys, *NAMED]), model, options, results, console)
+        with ours(model, logs) as endpoint:
+            measure(endpoint, model, options, results, console)
     except BenchmarkError as error:
         raise BenchmarkError(f"{error}\nlogs are in {logs}") from None
     shutil.rmtree(logs)  # only after a success: a failure's logs are worth keeping
@@ -122,6 +118,43 @@ def compare(folder: Path, options: argparse.Namespace, console: Console) -> int:
         write_line(line)
     write_json({"litellm": PACKAGE, "results": results})
     return 0
+
+
+@contextmanager
+def ours(model: ModelChoice, logs: Path) -> Iterator[Endpoint]:
+    """This stack with a key for each tenant. BenchmarkError: it did not start."""
+    made = [{"key": secrets.token_hex(16), "tenant": tenant, "max_class": "high"} for tenant in TENANTS]
+    arm = start(OURS, model, logs, keys=made, admission=ADMISSION)
+    try:
+        keys = [f"--key={each['tenant']}={each['key']}" for each in made]
+        yield Endpoint(OURS, arm.url, [*keys, *NAMED])
+    finally:
+        arm.stop()
+
+
+def measure_ours(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Fairness through the whole stack with vLLM, as any endpoint's. BenchmarkError: there are no figures."""
+    model = ModelChoice(path=str(ensure_tiny_model()), max_num_seqs=SLOTS)
+    logs = Path(tempfile.mkdtemp(prefix="serve-bench-"))
+    try:
+        with ours(model, logs) as endpoint:
+            found = measure_fairness(endpoint, model, options, console)
+    except BenchmarkError as error:
+        raise BenchmarkError(f"{error}\nlogs are in {logs}") from None
+    shutil.rmtree(logs)
+    return found
+
+
+def measure_fairness(
+    endpoint: Endpoint, model: ModelChoice, options: argparse.Namespace, console: Console
+) -> dict[str, Any]:
+    """The result object of `benchmarks.fairness` for one endpoint."""
+    plan = fairness.EndpointPlan(
+        endpoint.target(model.name), size_of(options), options.seed, fairness.seconds_of(options)
+    )
+    found, _ = fairness.measure(plan, console)
+    fairness.show(console, found)
+    return found
 
 
 def measure(
@@ -133,12 +166,10 @@ def measure(
 ) -> None:
     """Both benchmarks of one endpoint, with the load and levels of the first one."""
     console.print(f"{endpoint.name}: {endpoint.url}", markup=False)
+    fair = measure_fairness(endpoint, model, options, console)
     target = endpoint.target(model.name)
-    size = size_of(options)
-    seconds = options.seconds or (fairness.QUICK_SECONDS if options.quick else fairness.SECONDS)
-    fair, _ = fairness.measure(fairness.EndpointPlan(target, size, options.seed, seconds), console)
-    fairness.show(console, fair)
-    plan = overload.EndpointPlan(target, size, options.seed, QUICK_MULTIPLES, seconds)
+    seconds = fairness.seconds_of(options)
+    plan = overload.EndpointPlan(target, size_of(options), options.seed, QUICK_MULTIPLES, seconds)
     first = next(iter(results.values()), None)
     if first is not None:
         levels = first["overload"]["levels"]

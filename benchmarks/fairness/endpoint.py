@@ -44,7 +44,7 @@ from rich.table import Table
 
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
-from benchmarks.common.stats import shorten
+from benchmarks.common.stats import lower_quantile, shorten
 from benchmarks.endpoint.size import Size, size_of
 from benchmarks.endpoint.target import Target, target_of
 from benchmarks.endpoint.traffic import Seen, Traffic, as_conditions, first_token_s, worst_lateness_ms
@@ -67,7 +67,7 @@ from benchmarks.fairness.metric import (
 )
 from benchmarks.fairness.plot import plot
 from benchmarks.fairness.trace import BACKLOG, SKEW, Lengths, arrivals, zipf
-from benchmarks.overload.answers import quantile, quantiles
+from benchmarks.overload.answers import quantiles
 from benchmarks.overload.offered_load import Offer
 from benchmarks.overload.open_loop_client import Ended, Flight
 from serve_app.core.queue import INPUT_WEIGHT, OUTPUT_WEIGHT
@@ -232,7 +232,7 @@ def gain(own: Seen, shared: Seen, light: frozenset[str], tenants: Sequence[str],
 
     def at(seen: Seen) -> float:
         waits = [first_token_s(f) for f in seen.flights if tenants[f.offer.tenant] in light]
-        found = quantile(waits, q)
+        found = lower_quantile(waits, q)
         return math.inf if found is None else found
 
     sooner = at(own)
@@ -370,11 +370,16 @@ def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> End
         target_of(parser, options, tenants=2),
         size_of(options),
         options.seed,
-        options.seconds or (QUICK_SECONDS if options.quick else SECONDS),
+        seconds_of(options),
         options.closed,
         options.rate,
         options.kv_tokens,
     )
+
+
+def seconds_of(options: argparse.Namespace) -> float:
+    """Of each load, by the command line."""
+    return float(options.seconds or (QUICK_SECONDS if options.quick else SECONDS))
 
 
 def run(plan: EndpointPlan, options: argparse.Namespace, console: Console) -> int:

@@ -2,8 +2,8 @@
 
 Our line against the same line with one tenant for all, which is order of arrival (`fifo`), on the same requests: VTC's
 two experiments (`benchmarks.fairness.metric` has the paper and the figures, `.trace` the requests,
-`.simulation` the simulated engine and the arms), and a short one through the whole stack with vLLM
-(`.real`). Keys of the JSON object that is the last line, each the median over seeds:
+`.simulation` the simulated engine and the arms), and through the whole stack with vLLM by what its clients see, as any
+endpoint's (`benchmarks.fairness.endpoint`). Keys of the JSON object that is the last line, each the median over seeds:
 
     service_ratio         two clients, demand 1:2, together 2.6 times what the engine can serve, for ten minutes: the
                           service of the better served one over the other's, after the first minute. Bar: 1.05
@@ -29,7 +29,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -37,20 +37,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from autoscaling.simulator import EngineProfile
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.stage import on_terminate
 from benchmarks.common.stats import shorten
 from benchmarks.common.traces import DATA, Request, TraceMissingError
-from benchmarks.endpoint.compare import compare
+from benchmarks.endpoint.compare import compare, measure_ours
 from benchmarks.endpoint.size import add_size_arguments
 from benchmarks.endpoint.target import add_target_arguments, is_asked_for
 from benchmarks.fairness import endpoint
 from benchmarks.fairness.metric import Answer, Span, first_token_waits, judge, light_clients, p99, worth
 from benchmarks.fairness.plot import plot
-from benchmarks.fairness.real import QUICK_REAL, REAL, RealPlan, on_vllm
-from benchmarks.fairness.simulation import ARMS, FIFO, OURS, Arm, Shape, capacity, play
+from benchmarks.fairness.simulation import ARMS, ENGINE, FIFO, OURS, capacity, play
 from benchmarks.fairness.trace import BACKLOG, SKEW, Lengths, azure_lengths, skewed, two_clients
 
 TWO = "two clients"
@@ -72,15 +72,13 @@ BARS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run. `real`: None leaves the real engine out."""
+    """What is run."""
 
     seeds: tuple[int, ...]
-    arms: tuple[Arm, ...] = ARMS
     length_s: float = LENGTH_S
     warm_s: float = WARM_S
     capacity_s: float = CAPACITY_S
-    shape: Shape = field(default_factory=Shape)
-    real: RealPlan | None = REAL
+    engine: EngineProfile = ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,24 +150,24 @@ class Simulated:
 
 
 def simulate(lengths: Sequence[Lengths], plan: Plan, tell: Callable[[str], None]) -> Simulated:
-    """Both experiments, every arm on the same requests of each seed. TWO is cut where its requests end."""
-    per_s = capacity(lengths, plan.shape, plan.capacity_s)
+    """Both experiments, every arm on the same requests of each seed."""
+    per_s = capacity(lengths, plan.engine, plan.capacity_s)
     tell(f"the engine ends {per_s:.2f} requests/s")
     service_per_s = per_s * fmean(worth(one.prompt, one.output) for one in lengths)
-    runs: dict[str, dict[str, list[Figures]]] = {name: {arm.name: [] for arm in plan.arms} for name in (TWO, MANY)}
+    runs: dict[str, dict[str, list[Figures]]] = {name: {arm.name: [] for arm in ARMS} for name in (TWO, MANY)}
     drawn: dict[str, Sequence[Answer]] = {}
     for seed in plan.seeds:
         traces: dict[str, list[Request]] = {
             TWO: two_clients(seed, lengths, OVERLOAD[TWO] * per_s, plan.length_s),
             MANY: skewed(seed, lengths, OVERLOAD[MANY] * per_s, plan.length_s),
         }
-        for arm in plan.arms:
-            cut = play(traces[TWO], arm, plan.shape, plan.length_s)
-            runs[TWO][arm.name].append(figures_of(cut.answers, plan, cut.ended_s, None))
-            whole = play(traces[MANY], arm, plan.shape)
-            runs[MANY][arm.name].append(figures_of(whole.answers, plan, whole.ended_s, service_per_s))
+        for arm in ARMS:
+            two = play(traces[TWO], arm, plan.engine)
+            runs[TWO][arm.name].append(figures_of(two.answers, plan, two.ended_s, None))
+            many = play(traces[MANY], arm, plan.engine)
+            runs[MANY][arm.name].append(figures_of(many.answers, plan, many.ended_s, service_per_s))
             if seed == plan.seeds[0]:
-                drawn[arm.name] = cut.answers
+                drawn[arm.name] = two.answers
         tell(f"seed {seed}: {', '.join(f'{name} {len(trace)} requests' for name, trace in traces.items())}")
     return Simulated(per_s, runs, drawn)
 
@@ -215,7 +213,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
 def parser_of() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness", description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="under two minutes: two seeds, two arms, a short real run")
+    parser.add_argument("--quick", action="store_true", help="two seeds, a short real run")
     parser.add_argument("--simulated-only", action="store_true", help="no real engine")
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--seeds", type=int, help="how many")
@@ -233,9 +231,7 @@ def parser_of() -> argparse.ArgumentParser:
 def plan_of(given: argparse.Namespace) -> Plan:
     """What a command line without an endpoint asks for."""
     count = given.seeds or (QUICK_SEEDS if given.quick else SEEDS)
-    real = None if given.simulated_only else QUICK_REAL if given.quick else REAL
-    seeds = tuple(range(given.seed, given.seed + count))
-    return Plan(seeds, (FIFO, OURS) if given.quick else ARMS, real=real)
+    return Plan(tuple(range(given.seed, given.seed + count)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -262,7 +258,7 @@ def run(plan: Plan, given: argparse.Namespace, console: Console) -> int:
         BenchmarkError: the stack failed.
         TraceMissingError: the lengths are not there.
     """
-    conditions = here(seeds=list(plan.seeds), shape=asdict(plan.shape), overload=OVERLOAD)
+    conditions = here(seeds=list(plan.seeds), engine=asdict(plan.engine), overload=OVERLOAD)
     console.print_json(json.dumps(conditions))
     found = simulate(azure_lengths(given.data), plan, console.print)
     result = as_json(found)
@@ -271,7 +267,7 @@ def run(plan: Plan, given: argparse.Namespace, console: Console) -> int:
         panels = {name: found.drawn[name] for name in (FIFO.name, OURS.name)}
         title = "service (prompt + 2 x output tokens), two clients with demand 1:2 in overload"
         plot(panels, 0.0, plan.length_s, title, given.plot)
-    real = None if plan.real is None else on_vllm(plan.real, plan.seeds[0], console)
+    real = None if given.simulated_only else measure_ours(given, console)
     keys = result["keys"][OURS.name]
     write_json({**keys, "bars": BARS, "simulated": result, "real": real, "conditions": conditions})
     return 0

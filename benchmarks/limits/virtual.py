@@ -198,10 +198,6 @@ class World:
             "most_at_once_over": above,
             "unused": round(unused[worst], 4),
             "unused_mean": round(sum(unused.values()) / len(unused), 4),
-            "unused_by_kind": {
-                kind: round(max((share for n, share in unused.items() if self.tenants[n].kind == kind), default=0.0), 4)
-                for kind in (CROWDED, LEAVERS, LOOPER)
-            },
             "unused_worst": repr(self.tenants[worst].limits),
             "broken_promises": sum(tenant.broken for tenant in self.tenants),
             "longest_s": round(max(tenant.longest_s for tenant in self.tenants), 1),

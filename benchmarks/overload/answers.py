@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.processes import ENGINE_CORE
-from benchmarks.common.stats import shorten
+from benchmarks.common.stats import lower_quantile, shorten
 from benchmarks.overload.offered_load import GROUPS
 from benchmarks.overload.open_loop_client import Ended
 from benchmarks.overload.plan import Levels
@@ -247,7 +247,7 @@ class Window:
 
     def _ttft(self, group: str) -> dict[str, Any]:
         all_ms = self.firsts_ms(group)
-        worst = quantile(all_ms, 0.99)
+        worst = lower_quantile(all_ms, 0.99)
         return quantiles([ms for ms in all_ms if np.isfinite(ms)]) | {
             "p99_offered": None if worst is None or not np.isfinite(worst) else shorten(worst),
             "offered": len(all_ms),
@@ -262,16 +262,9 @@ def _sums(some: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return dict(found)
 
 
-def quantile(values: Sequence[float], q: float) -> float | None:
-    """The smallest value with a share of at least `q` at or below it; None of nothing."""
-    if not len(values):
-        return None
-    return float(np.quantile(np.asarray(values, dtype=np.float64), q, method="inverted_cdf"))
-
-
 def quantiles(values: Sequence[float]) -> dict[str, float | int | None]:
     """p50, p95 and p99 with the number of samples behind them."""
-    found = {name: quantile(values, q) for name, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
+    found = {name: lower_quantile(values, q) for name, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
     return {name: None if value is None else shorten(value) for name, value in found.items()} | {"n": len(values)}
 
 
@@ -279,12 +272,3 @@ def shares(tokens: Mapping[str, float]) -> dict[str, float] | None:
     """Each one's part of the sum; None of nothing."""
     whole = sum(tokens.values())
     return {name: shorten(part / whole) for name, part in tokens.items()} if whole else None
-
-
-def served_share(answers: Iterable[Answer]) -> float | None:
-    """Tokens of finished requests over those of all that were asked for; None of nothing."""
-    asked = done = 0
-    for answer in answers:
-        asked += answer.asked_tokens
-        done += answer.asked_tokens if answer.outcome is Ended.FINISHED else 0
-    return done / asked if asked else None

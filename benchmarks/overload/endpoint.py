@@ -37,10 +37,11 @@ from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.sse import Usage
+from benchmarks.common.stats import lower_quantile
 from benchmarks.endpoint.size import Size, size_of
 from benchmarks.endpoint.target import Target
 from benchmarks.endpoint.traffic import Seen, Traffic, as_conditions, worst_lateness_ms
-from benchmarks.overload.answers import Window, quantile, quantiles
+from benchmarks.overload.answers import Window, quantiles
 from benchmarks.overload.offered_load import GROUP_SHARES, GROUPS, HIGH, LOW, endless, offers
 from benchmarks.overload.open_loop_client import Ended, Flight
 from benchmarks.overload.plan import MULTIPLES, PEAK, QUICK_MULTIPLES, Levels
@@ -95,8 +96,8 @@ def find_levels(plan: EndpointPlan) -> Levels:
     unloaded = plan.unloaded
     if unloaded is None:
         alone = plan.traffic.closed(endless(lengths, plan.seed, tenants), clients=1, window_s=span_s)
-        first_s = quantile([flight.first - flight.due for flight in alone.finished if flight.first], 0.5)
-        gap_ms = quantile([gap for flight in alone.finished if (gap := gap_ms_of(flight)) is not None], 0.5)
+        first_s = lower_quantile([flight.first - flight.due for flight in alone.finished if flight.first], 0.5)
+        gap_ms = lower_quantile([gap for flight in alone.finished if (gap := gap_ms_of(flight)) is not None], 0.5)
         if first_s is None or gap_ms is None:
             raise BenchmarkError(f"one client alone got no answer of two tokens with usage: {alone.failures()}")
         unloaded = (first_s, gap_ms)

@@ -7,9 +7,6 @@ everything else the other. Arms, each with the same requests at the same moments
 
     vllm       vLLM's own server with as many slots; it knows no classes and reads no deadline
     ours       this stack: clients name class and deadline (`benchmarks.overload.plan` says which, and their patience)
-    control    the same stack at 4x with every request `normal`: the groups must get the same
-    staying    the same stack under a closed loop of four times its slots: nobody leaves, there is no deadline, and who
-               is refused comes again after its Retry-After; first tokens count from the first time
     fifo       this stack with its line replaced by first come, first served: one class, one tenant, no deadline, no
                bound, so nobody is refused and nobody passes another; engine, slots and routers are the same
 
@@ -19,8 +16,7 @@ is what can be told of any number); `goodput_4x_over_peak`, output tokens/s of r
 4x over the best of any load; `refusal_p99_ms`, at the router, from a request's arrival to the decision, of those
 refused on arrival; `abandoned_token_share`, the part of the engine's output tokens at 4x made for requests that did not
 finish, by the engine's own counter; `low_granted_share_4x`, the part of the granted tokens that `low` had;
-`attainment`, the share of all offered requests within both levels (a refusal is a miss); `staying`, first tokens and
-granted shares of clients who stay.
+`attainment`, the share of all offered requests within both levels (a refusal is a miss).
 
 `ours` is measured in rounds, each with all multiples, and what is told of a multiple is of all its rounds together:
 what the speed of the machine does in the meantime it does to all of them.
@@ -52,9 +48,10 @@ from benchmarks.common.arms import VLLM, BenchmarkError, ModelChoice
 from benchmarks.common.output import write_json
 from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.stage import on_terminate
+from benchmarks.common.stats import lower_quantile
 from benchmarks.common.traces import TraceMissingError
 from benchmarks.overload import endpoint
-from benchmarks.overload.answers import Answer, Window, quantile
+from benchmarks.overload.answers import Answer, Window
 from benchmarks.overload.deep_model import deepened
 from benchmarks.overload.offered_load import lengths
 from benchmarks.overload.open_loop_client import Ended
@@ -129,8 +126,8 @@ def find_levels(theatre: Theatre, plan: Plan) -> Levels:
     unloaded = _ended_inside(theatre.closed(VLLM, UNLOADED, 1, plan.closed_s, plan.seed))
     clients = CLOSED_FACTOR * plan.max_num_seqs
     full = _ended_inside(theatre.closed(VLLM, CAPACITY, clients, plan.closed_s, plan.seed + 1))
-    first_s = quantile([one.first_s for one in unloaded if one.first_s is not None], 0.5)
-    gap_ms = quantile([one.gap_ms for one in unloaded if one.gap_ms is not None], 0.5)
+    first_s = lower_quantile([one.first_s for one in unloaded if one.first_s is not None], 0.5)
+    gap_ms = lower_quantile([one.gap_ms for one in unloaded if one.gap_ms is not None], 0.5)
     if first_s is None or gap_ms is None or not full:
         raise BenchmarkError("vLLM's own server finished nothing in a closed loop")
     return Levels(first_s, gap_ms, len(full) / plan.closed_s)

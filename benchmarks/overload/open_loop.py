@@ -7,9 +7,9 @@ standard output at the edges of its measuring window and the result as one JSON 
 Open loop: each request goes out at its moment, over an idle connection or a new one, whatever became of the others; its
 times count from that moment, so a generator that is late itself is not hidden. A client whose first token has not come
 within its group's patience closes its connection; one that is refused does not come back. With `clients` set it is a
-closed loop instead: so many at a time, without patience. With `staying` set it is one whose clients each keep to a
-group, with so many for each; who is refused waits its Retry-After and asks the same again, and its times count from the
-first time. `play` does the same with requests that another module has made (`benchmarks.endpoint.traffic`).
+closed loop instead: so many at a time, without patience. `play` does the same with requests that another module has
+made (`benchmarks.endpoint.traffic`), and for that one, with `Load.staying` set, its clients each keep to a group, with
+so many for each; who is refused waits its Retry-After and asks the same again, and its times count from the first time.
 
 Invariant: every request that was sent ends as exactly one `Ended`, and none of them holds back another.
 """
@@ -62,7 +62,6 @@ class Spec:
     clients: int
     labels: dict[str, list[list[Any]]]
     patience_s: dict[str, float]
-    staying: dict[str, int] = field(default_factory=dict)
 
     def load(self) -> Load:
         return Load(
@@ -73,14 +72,13 @@ class Spec:
             tail_s=self.tail_s,
             drain_s=DRAIN_S,
             clients=self.clients,
-            staying=self.staying,
             patience_s=self.patience_s,
         )
 
     def offered(self) -> list[Offer]:
         """All requests of the run, in the order in which they are sent."""
         drawn_from = lengths(Path(self.folder), self.longest)
-        if self.clients or self.staying:
+        if self.clients:
             return list(islice(endless(drawn_from, self.seed), CLOSED_MOST))
         return offers(drawn_from, self.rate, self.load().span_s, self.seed)
 

@@ -25,10 +25,7 @@ from benchmarks.endpoint.target import add_target_arguments, is_asked_for, targe
 from benchmarks.overload.offered_load import GROUP_SHARES, GROUPS, HIGH, LOW, NORMAL
 
 FIFO = "fifo"
-CONTROL = "control"
-STAYING = "staying"
-# In this order: `control` and `staying` run on the stack of `ours`, `fifo` on one of its own.
-ARMS = (VLLM, OURS, CONTROL, STAYING, FIFO)
+ARMS = (VLLM, OURS, FIFO)
 PEAK = 4.0  # the multiple that the bars are about
 BASE = 0.5  # the multiple whose p99 of the high group is the yardstick
 # requests of a class: three lie beyond either; below, a ratio is that of single ones
@@ -62,7 +59,6 @@ class Plan:
     window_s: Mapping[float, float]
     rounds: int
     other_s: float
-    control_s: float
     closed_s: float
     warmup_s: float
     tail_s: float
@@ -71,7 +67,6 @@ class Plan:
     seed: int
     folder: str
     most_s: float  # of one window of `ours`, however slow the machine is
-    staying_s: float
 
     def sized(self, levels: Levels) -> Plan:
         """With windows as long as the `high` group needs for a p99 where the bar is, at the capacity that was found;
@@ -87,17 +82,10 @@ class Plan:
 
     def windows(self, arm: str) -> list[tuple[float, float, int]]:
         """Multiple, length and round of each window of an arm, in order."""
-        if arm in (CONTROL, STAYING):
-            return [(PEAK, self.control_s if arm == CONTROL else self.staying_s, 0)]
         if arm != OURS:
             return [(multiple, self.other_s, 0) for multiple in self.multiples]
         rounds = range(self.rounds)
         return [(multiple, self.window_s[multiple] / self.rounds, one) for one in rounds for multiple in self.multiples]
-
-    def staying(self) -> dict[str, int]:
-        """Clients who stay, by group: as many as fill the slots `PEAK` times, in the groups' shares."""
-        shares = zip(GROUPS, GROUP_SHARES, strict=True)
-        return {group: max(1, round(PEAK * self.max_num_seqs * share)) for group, share in shares}
 
     def seed_of(self, multiple: float, part: int = 0) -> int:
         """The same requests for every arm at one multiple, others at another, and in another round."""
@@ -144,11 +132,6 @@ class Levels:
         }
 
 
-def behaviour(arm: str, group: str) -> str:
-    """Whose class, deadline and patience a request of the group has in an arm: in `control` all are alike."""
-    return NORMAL if arm == CONTROL else group
-
-
 def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Namespace:
     """The command line; exits with code 2 and a message when it makes no sense."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overload", description=description.split("\n", 1)[0])
@@ -191,14 +174,12 @@ def plan_of(options: argparse.Namespace) -> Plan:
     if options.quick:
         multiples = QUICK_MULTIPLES
         windows = {0.5: 25.0, 1.0: 12.0, PEAK: 25.0}
-        sizes = {"other_s": 8.0, "control_s": 12.0, "closed_s": 8.0, "warmup_s": 4.0, "tail_s": 2.0}
-        sizes |= {"most_s": 40.0, "staying_s": 20.0}
+        sizes = {"other_s": 8.0, "closed_s": 8.0, "warmup_s": 4.0, "tail_s": 2.0, "most_s": 40.0}
     else:
         multiples = MULTIPLES
         windows = {0.5: 180.0, 1.0: 60.0, 2.0: 90.0, 3.0: 90.0, PEAK: 120.0}
-        sizes = {"other_s": 40.0, "control_s": 60.0, "closed_s": 30.0, "warmup_s": 8.0, "tail_s": 6.0}
-        sizes |= {"most_s": 900.0, "staying_s": 120.0}
-    sizes |= {name: options.scale * sizes[name] for name in ("other_s", "control_s", "closed_s", "staying_s", "most_s")}
+        sizes = {"other_s": 40.0, "closed_s": 30.0, "warmup_s": 8.0, "tail_s": 6.0, "most_s": 900.0}
+    sizes |= {name: options.scale * sizes[name] for name in ("other_s", "closed_s", "most_s")}
     return Plan(
         arms=options.arms,
         multiples=multiples,

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.arms import OURS, VLLM
-from benchmarks.common.stats import interval, shorten
-from benchmarks.overload.answers import Answer, Answers, Decision, Window, quantile, quantiles, served_share
+from benchmarks.common.stats import interval, lower_quantile, shorten
+from benchmarks.overload.answers import Answer, Answers, Decision, Window, quantiles
 from benchmarks.overload.offered_load import GROUPS, HIGH, LOW
-from benchmarks.overload.plan import BASE, CONTROL, ENOUGH_P90, ENOUGH_P99, FIFO, PEAK, STAYING, Levels
+from benchmarks.overload.plan import BASE, ENOUGH_P90, ENOUGH_P99, FIFO, PEAK, Levels
 
 BARS = {
     "high_ttft_p99_ratio_4x": 1.5,  # at most
@@ -35,9 +35,7 @@ def build(windows: Sequence[Window], levels: Levels, conditions: Mapping[str, An
     figures = {arm: {f"{m:g}": w.figures() for m, w in ones.items()} for arm, ones in by_arm.items()}
     peak = ours.get(PEAK)
     ratio, spread = high_ratio(ours)
-    staying = by_arm.get(STAYING, {}).get(PEAK)
     refusals = quantiles([one.total_s * 1e3 for one in _at_once(ours.values())])
-    control = by_arm.get(CONTROL, {}).get(PEAK)
     return {
         "high_ttft_p99_ratio_4x": ratio,
         "goodput_4x_over_peak": over_peak(ours),
@@ -48,10 +46,8 @@ def build(windows: Sequence[Window], levels: Levels, conditions: Mapping[str, An
         "cpu": {m: one["cpu"] for m, one in figures.get(OURS, {}).items()},
         "fifo": summary(by_arm.get(FIFO, {}), figures.get(FIFO, {})),
         "vllm": summary(by_arm.get(VLLM, {}), figures.get(VLLM, {})),
-        "control": None if control is None else gaps(control, seed=1),
         "high_ttft_p90_ratio_4x": high_ratio(ours, 0.9)[0],
         "high_4x": None if peak is None else summary_of(peak, HIGH),
-        "staying": None if staying is None else stayed(staying),
         "bars": BARS,
         "high_ttft_p99_ratio_interval": spread,
         "refusal_ms": refusals,
@@ -69,18 +65,8 @@ def _at_once(windows: Sequence[Window] | Any) -> list[Decision]:
 def summary_of(window: Window, group: str) -> dict[str, Any]:
     """What can be told of a group however few it are: how many asked, how many were answered, and the median."""
     first_ms = _firsts(window.of_group(group))
-    p50 = quantile(first_ms, 0.5)
+    p50 = lower_quantile(first_ms, 0.5)
     return {"offered": len(window.of_group(group)), "answered": len(first_ms), "p50_ms": _short(p50)}
-
-
-def stayed(window: Window) -> dict[str, Any]:
-    """The closed loop of clients who stay, by group; `refusals`: of all of them, each followed by another try."""
-    return {
-        "groups": {group: summary_of(window, group) | quantiles(_firsts(window.of_group(group))) for group in GROUPS},
-        "refusals": window.raw.get("refusals", 0),
-        "granted_share": window.granted_share(),
-        "tokens_per_s": shorten(window.throughput),
-    }
 
 
 def high_ratio(ours: Mapping[float, Window], q: float = 0.99) -> tuple[float | str | None, list[float] | None]:
@@ -94,8 +80,8 @@ def high_ratio(ours: Mapping[float, Window], q: float = 0.99) -> tuple[float | s
     rng = np.random.default_rng(1)
 
     def ratio(a: Any, b: Any) -> float:
-        over = quantile(a, q)
-        under = quantile(b, q)
+        over = lower_quantile(a, q)
+        under = lower_quantile(b, q)
         return np.inf if over is None or not under or not np.isfinite(over) else over / under
 
     drawn = [ratio(rng.choice(top, len(top)), rng.choice(base, len(base))) for _ in range(RESAMPLES)]
@@ -129,50 +115,8 @@ def summary(windows: Mapping[float, Window], figures: Mapping[str, Any]) -> dict
     }
 
 
-def gaps(window: Window, seed: int, resamples: int = RESAMPLES) -> dict[str, Any]:
-    """With equal priorities: what each group got, the largest relative gap between groups, the same between two halves
-    of one group, and how often groups drawn by lot from these very requests lie at least as far apart."""
-    groups = [window.of_group(group) for group in GROUPS]
-    low = window.of_group(LOW)
-    rng = np.random.default_rng(seed)
-    found: dict[str, Any] = {
-        "groups": {
-            group: quantiles(_firsts(some)) | {"served_share": _short(served_share(some))}
-            for group, some in zip(GROUPS, groups, strict=True)
-        }
-    }
-    halves = [low[::2], low[1::2]]
-    edges = np.cumsum([len(some) for some in groups])[:-1]
-    everybody = [one for some in groups for one in some]
-    measures = {"ttft_p50": _p(0.5), "ttft_p99": _p(0.99), "served_share": served_share}
-    for name, measure in measures.items():
-        gap = _gap([measure(some) for some in groups])
-        lots = []
-        for _ in range(resamples):
-            order = rng.permutation(len(everybody))
-            lots.append(_gap([measure([everybody[i] for i in part]) for part in np.split(order, edges)]))
-        at_least = [one for one in lots if one is not None and gap is not None and one >= gap]
-        found[name] = {
-            "gap": _short(gap),
-            "gap_of_halves": _short(_gap([measure(some) for some in halves])),
-            "p_value": None if gap is None else shorten((1 + len(at_least)) / (1 + len(lots))),
-        }
-    return found
-
-
-def _p(q: float) -> Any:
-    return lambda some: quantile(_firsts(some), q)
-
-
 def _firsts(some: Answers | list[Answer]) -> list[float]:
     return [one.first_s * 1e3 for one in some if one.first_s is not None]
-
-
-def _gap(values: Sequence[float | None]) -> float | None:
-    """The largest less the smallest, over their mean."""
-    known = [value for value in values if value is not None]
-    mean = float(np.mean(known)) if known else 0.0
-    return (max(known) - min(known)) / mean if len(known) == len(values) and mean else None
 
 
 def _short(value: float | None) -> float | None:
@@ -225,13 +169,6 @@ def print_tables(console: Console, result: Mapping[str, Any]) -> None:
         others = [_cell((result[arm] or {}).get(name)) for arm in (FIFO, VLLM)]
         sign = "at least" if name in AT_LEAST else "at most"
         bars.add_row(name, _cell(value), f"{sign} {bar:g}: {verdict}", *others)
-    if result["staying"]:
-        bars.add_section()
-        for group, waits in result["staying"]["groups"].items():
-            summary = (
-                f"p50 {_cell(waits['p50'])}, p95 {_cell(waits['p95'])} ms, {waits['answered']} of {waits['offered']}"
-            )
-            bars.add_row(f"{group}, clients who stay", summary, "", "", "")
     other = result["other_core_at_peak"]
     bars.add_row("other core at its peak", _cell(other), f"under {OTHER_CORE_BAR:g}", "", "")
     console.print(bars)

@@ -26,7 +26,7 @@ from benchmarks.common.stage import drive
 from benchmarks.overload.answers import Answer, brief
 from benchmarks.overload.offered_load import GROUPS, TENANTS, Label
 from benchmarks.overload.open_loop import Spec
-from benchmarks.overload.plan import CLOSED_FACTOR, CONTROL, FIFO, STAYING, Levels, Plan, behaviour
+from benchmarks.overload.plan import CLOSED_FACTOR, FIFO, Levels, Plan
 
 KEPT_S = 15.0  # after a load until all is given back: clients have left by then, engines end within a second
 POLL_S = 0.25
@@ -80,12 +80,9 @@ class Server:
         """What the clients of arm `name` send; without levels (a closed loop) neither class nor deadline."""
 
         def label(group: str, key: str) -> Label:
-            if levels is None or name not in (OURS, CONTROL, STAYING):
+            if levels is None or name != OURS:
                 return Label(key)
-            like = behaviour(name, group)
-            if name == STAYING:
-                return Label(key, like)
-            return Label(key, like, levels.deadline_ms(like))
+            return Label(key, group, levels.deadline_ms(group))
 
         return {group: [list(astuple(label(group, key))) for key in self.keys] for group in GROUPS}
 
@@ -156,7 +153,7 @@ class Theatre:
         Raises:
             BenchmarkError: it does not start.
         """
-        label = {CONTROL: OURS, STAYING: OURS, FIFO: f"{OURS}#{FIFO}"}.get(name, name)
+        label = f"{OURS}#{FIFO}" if name == FIFO else name
         if label not in self.up:
             self.close()
             self.up[label] = server = self._start(label, name)
@@ -244,8 +241,7 @@ class Theatre:
             tail_s=0.0 if closed else self.plan.tail_s,
             clients=clients,
             labels=server.labels(name, levels),
-            staying=self.plan.staying() if name == STAYING and levels is not None else {},
-            patience_s={} if levels is None else {g: levels.patience_s(behaviour(name, g)) for g in GROUPS},
+            patience_s={} if levels is None else {group: levels.patience_s(group) for group in GROUPS},
         )
 
     def close(self) -> None:

@@ -24,8 +24,8 @@ import uvloop
 
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.processes import machine_busy_s
-from benchmarks.strategies.orders import ClosedRun, Ended, OpenRun, Order, Ran, Row, Started
-from benchmarks.strategies.workload import Ask, prompt_ids, texts_of
+from benchmarks.strategies.orders import Ended, OpenRun, Ran, Row, Started
+from benchmarks.strategies.workload import prompt_ids
 from serve_app.engine import batch_figures, batched_engine, deployment
 from serve_app.errors import ServeAppError
 from serve_app.settings import ModelSettings
@@ -69,7 +69,7 @@ class Driver:
         self._engine = batched_engine.BatchedEngine(self._recorder, None, time.monotonic, batch_figures.BatchFigures())
         self._runs = itertools.count()
 
-    async def run(self, order: Order) -> Ran:
+    async def run(self, order: OpenRun) -> Ran:
         """One order to the end of its last request."""
         await self._idle()
         submits = self._submits(order)
@@ -80,34 +80,25 @@ class Driver:
         cpu_s = cpu_seconds()
         busy_s = machine_busy_s()
         self._recorder.began = time.monotonic()
-        if isinstance(order, OpenRun):
-            await self._open(order, submits)
-        else:
-            await self._closed(order, submits)
+        await self._open(order, submits)
         wall_s = time.monotonic() - self._recorder.began
         rows = sorted(self._recorder.rows.values(), key=lambda row: row.number)
         cpu_s = cpu_seconds() - cpu_s
         busy_s = machine_busy_s() - busy_s
         return Ran(rows, wall_s, self._recorder.load().steps - steps, cpu_s, max(0.0, busy_s - cpu_s))
 
-    def _submits(self, order: Order) -> list[Submit]:
+    def _submits(self, order: OpenRun) -> list[Submit]:
         """Made before the clock starts."""
         found = []
         run = next(self._runs)
         for ask in order.asks:
-            body: dict[str, Any] = {"model": self._settings.name}
-            operation = order.operation if isinstance(order, ClosedRun) else Operation.COMPLETION
-            if operation is Operation.EMBEDDING:
-                body["input"] = prompt_ids(ask, order.seed)
-            elif operation is Operation.SCORE:
-                query, *documents = texts_of(ask, order.seed)
-                body |= {"queries": query, "documents": documents}
-            else:
-                body |= {"prompt": prompt_ids(ask, order.seed), "max_tokens": ask.output, "ignore_eos": True}
-                body |= {"temperature": 0, "stream": True}
+            body: dict[str, Any] = {"model": self._settings.name, "prompt": prompt_ids(ask, order.seed)}
+            body |= {"max_tokens": ask.output, "ignore_eos": True, "temperature": 0, "stream": True}
             name = f"{run}-{ask.number}"
             prompt, output = order.strategy.lengths(ask)
-            found.append(Submit(ask.number, name, operation, body, prompt_tokens=prompt, output_tokens=output))
+            found.append(
+                Submit(ask.number, name, Operation.COMPLETION, body, prompt_tokens=prompt, output_tokens=output)
+            )
         return found
 
     async def _open(self, order: OpenRun, submits: list[Submit]) -> None:
@@ -121,24 +112,6 @@ class Driver:
                 group.create_task(self._request(row, submit, order.deadline_s))
             await asyncio.sleep(0)  # a turn: the last requests have arrived
             self._engine.set_policy(None)  # no more will: a batch that waits to be filled starts
-
-    async def _closed(self, order: ClosedRun, submits: list[Submit]) -> None:
-        numbers = itertools.count()
-        until = self._recorder.began + order.length_s
-
-        async def caller() -> None:
-            while (now := time.monotonic()) < until:
-                number = next(numbers)
-                ask: Ask = order.asks[number % len(submits)]
-                submit = msgspec.structs.replace(
-                    submits[number % len(submits)], number=number, request_id=f"{next(self._runs)}-closed"
-                )
-                row = Row(number, ask.prompt, ask.output, now - self._recorder.began)
-                await self._request(row, submit, None)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(order.callers):
-                group.create_task(caller())
 
     async def _request(self, row: Row, submit: Submit, deadline_s: float | None) -> None:
         self._recorder.rows[row.number] = row
@@ -184,7 +157,7 @@ async def serve(given: bytes, write: Any) -> None:
         info = await backend.start()
         write(Started(time.monotonic() - began, info.slots, info.max_model_len, info.kv_cache_tokens))
         driver = Driver(backend, settings)
-        decoder = msgspec.json.Decoder(Order)
+        decoder = msgspec.json.Decoder(OpenRun)
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
             write(await driver.run(decoder.decode(line)))
     finally:

@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks.common.arms import ENGINE_VARIABLES, ROOT, BenchmarkError
 from benchmarks.common.gpu_use import GpuUse
-from benchmarks.strategies.orders import Order, Ran, Started
+from benchmarks.strategies.orders import OpenRun, Ran, Started
 from benchmarks.strategies.workload import MAX_MODEL_LEN
 
 END_S = 30.0  # of a process whose input has ended; its engine is killed within a second
@@ -62,7 +62,7 @@ class EngineProcess:
         self._write(settings)
         self.info = self._read(Started)
 
-    def run(self, order: Order) -> Ran:
+    def run(self, order: OpenRun) -> Ran:
         """BenchmarkError: the process has ended; its last words are in it."""
         with GpuUse() as gpu:
             self._write(order)

@@ -124,15 +124,16 @@ def whole(ran: Ran) -> Ran:
 def offline(
     engine: EngineProcess,
     chosen: Mapping[str, Strategy],
-    requests: Callable[[int], Sequence[Lengths]],
+    trace: Sequence[Lengths],
+    count: int,
     seeds: Iterable[int],
     slots: int,
     tell: Tell,
 ) -> Offline:
-    """Every strategy in every round; `requests`: the lengths of a seed."""
+    """Every strategy in every round, with so many requests of the trace's lengths."""
     rounds = []
     for number, seed in enumerate(seeds):
-        lengths = requests(seed)
+        lengths = drawn(trace, count, seed)
         times = step_times(engine, slots, seed)
         measured = Round(times, predict(lengths, slots, times))
         for strategy in list(chosen.values())[:: -1 if number % 2 else 1]:
@@ -146,11 +147,6 @@ def offline(
                  f"latency {found.latency_mean_ms:6.0f} ms, slots used {found.slot_use:.0%}")  # fmt: skip
         rounds.append(measured)
     return Offline(rounds)
-
-
-def drawer(lengths: Sequence[Lengths], count: int) -> Callable[[int], list[Lengths]]:
-    """So many requests of a seed, as `offline` wants them."""
-    return lambda seed: drawn(lengths, count, seed)
 
 
 def order_of(strategies: Mapping[str, Strategy], names: Sequence[str]) -> dict[str, Strategy]:

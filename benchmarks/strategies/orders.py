@@ -11,7 +11,6 @@ import msgspec
 
 from benchmarks.strategies.strategy import Strategy
 from benchmarks.strategies.workload import Ask
-from serve_app.types import Operation
 
 
 class Ended(enum.StrEnum):
@@ -23,24 +22,13 @@ class Ended(enum.StrEnum):
     FAILED = "failed"
 
 
-class OpenRun(msgspec.Struct, frozen=True, tag=True):
+class OpenRun(msgspec.Struct, frozen=True):
     """The requests at their times through one strategy. `deadline_s`: of a request, from its arrival."""
 
     strategy: Strategy
     asks: list[Ask]
     seed: int
     deadline_s: float | None = None
-
-
-class ClosedRun(msgspec.Struct, frozen=True, tag=True):
-    """`callers` without pause for `length_s`, each with the next of the requests in turn, of this operation."""
-
-    strategy: Strategy
-    asks: list[Ask]
-    seed: int
-    callers: int
-    length_s: float
-    operation: Operation = Operation.EMBEDDING
 
 
 class Row(msgspec.Struct, array_like=True):
@@ -76,6 +64,3 @@ class Started(msgspec.Struct, frozen=True):
     slots: int
     max_model_len: int
     kv_cache_tokens: int
-
-
-Order = OpenRun | ClosedRun

@@ -11,11 +11,7 @@ from rich.table import Table
 
 from benchmarks.common.run import FOREIGN_LIMIT_CORES
 from benchmarks.common.stats import shorten
-from benchmarks.strategies.by_length import Judged, length_verdicts
-from benchmarks.strategies.claims import Verdict, verdicts, which_when
-from benchmarks.strategies.embeddings import Embedded
 from benchmarks.strategies.figures import Figures, cheapest, cost_per_million
-from benchmarks.strategies.load import Loaded
 from benchmarks.strategies.measure import Offline
 from benchmarks.strategies.strategy import (
     CONTINUOUS,
@@ -26,7 +22,6 @@ from benchmarks.strategies.strategy import (
     complexity,
     strategies,
 )
-from benchmarks.strategies.sweep import sweep_verdicts
 
 REPORTED = (
     "tokens_per_s", "requests_per_s", "latency_mean_ms", "latency_p50_ms", "latency_p95_ms", "latency_p99_ms",
@@ -153,10 +148,6 @@ def _show_notes(console: Console, sizes: Mapping[str, Sequence[int]], figures: M
             f"{SORTED_PROMPT} has what a service knows, {SORTED_ORACLE} is an oracle: padding {' and '.join(pair)}, "
             f"without sorting {figures[STATIC].padding_ratio:.2f}"
         )
-    if "length-aware" in figures:
-        console.print(
-            "length-aware forms batches of its larger size alone at these slots and prompts: --by-length judges it"
-        )
     foreign = max(one.foreign_cores for one in figures.values())
     if foreign > FOREIGN_LIMIT_CORES:
         console.print(f"other processes used up to {foreign:.2f} cores in a run: ratios are noise", style="yellow")
@@ -164,83 +155,3 @@ def _show_notes(console: Console, sizes: Mapping[str, Sequence[int]], figures: M
 
 def met(holds: bool) -> str:
     return "met" if holds else "MISSED"
-
-
-def show_load(console: Console, offline: Mapping[str, Mapping[str, Figures]], loaded: Loaded) -> dict[str, Any]:
-    """Prints the tables; returns them for the JSON object. `offline`: all at once, by kind of lengths."""
-    columns = ("load", "strategy", "requests/s", "tokens/s", "p50, p95, p99 ms", "p99 - p50", "batch", "success")
-    table = Table(*columns, title="requests over time")
-    for (pattern, kind), by_name in loaded.items():
-        for name, result in by_name.items():
-            spans = f"{result.latency_p50_ms:.0f}, {result.latency_p95_ms:.0f}, {result.latency_p99_ms:.0f}"
-            speeds = f"{result.requests_per_s:.1f}", f"{result.tokens_per_s:.0f}"
-            shares = f"{result.jitter_ms:.0f}", f"{result.batch_mean:.1f}", f"{result.success_share:.2%}"
-            table.add_row(f"{pattern}, {kind}", name, *speeds, spans, *shares)
-    console.print(table)
-    found = verdicts(offline, loaded)
-    rows = which_when(offline, loaded)
-    _show_claims(console, found)
-    when = Table("situation", "best", "best that batches before the engine", title="which strategy when")
-    for row in rows:
-        when.add_row(*row)
-    console.print(when)
-    by_load = {
-        f"{pattern}, {kind}": {name: one.as_json() | {"jitter_ms": one.jitter_ms} for name, one in by_name.items()}
-        for (pattern, kind), by_name in loaded.items()
-    }
-    return {"load": by_load, "claims": [asdict(one) for one in found], "which_when": rows}
-
-
-def _show_claims(console: Console, found: Sequence[Verdict]) -> None:
-    table = Table("claim", "where", "verdict", "figures", title="what the field says")
-    for verdict in found:
-        table.add_row(verdict.claim, verdict.where, verdict.word, verdict.figures)
-    console.print(table)
-
-
-def show_sweep(console: Console, swept: Mapping[str, Mapping[float, Figures]]) -> dict[str, Any]:
-    rates = list(next(iter(swept.values())))
-    columns = [f"{rate:.0%} of capacity: requests/s, p50, p99 ms, success" for rate in rates]
-    table = Table("configuration", *columns, title="sizes and waits, a queue of 256")
-    for name, by_rate in swept.items():
-        cells = [
-            f"{one.requests_per_s:.1f}, {one.latency_p50_ms:.0f}, {one.latency_p99_ms:.0f}, {one.success_share:.1%}"
-            for one in by_rate.values()
-        ]
-        table.add_row(name, *cells)
-    console.print(table)
-    most = cheapest({name: by_rate[rates[-1]] for name, by_rate in swept.items()})
-    console.print(f"most requests/s in overload: {most}")
-    found = sweep_verdicts(swept)
-    _show_claims(console, found)
-    by_name = {name: {str(rate): one.as_json() for rate, one in by_rate.items()} for name, by_rate in swept.items()}
-    return by_name | {"claims": [asdict(one) for one in found]}
-
-
-def show_by_length(console: Console, judged: Judged) -> dict[str, Any]:
-    table = Table("prompts", "strategy", "tokens/s", "mean latency ms", "batch", title="length-aware on 64 slots")
-    for kind, by_name in judged.figures.items():
-        for name, row in by_name.items():
-            table.add_row(kind, name, f"{row.tokens_per_s:.0f}", f"{row.latency_mean_ms:.0f}", f"{row.batch_mean:.1f}")
-    console.print(table)
-    found = length_verdicts(judged.figures)
-    _show_claims(console, found)
-    by_kind = {kind: {name: one.as_json() for name, one in figures.items()} for kind, figures in judged.figures.items()}
-    return {"by_length": by_kind, "length_aware_sizes": judged.sizes, "length_claims": [asdict(one) for one in found]}
-
-
-def show_embeddings(console: Console, operation: str, found: Embedded, faster: Mapping[str, int]) -> dict[str, Any]:
-    columns = ("lengths", "callers", "strategy", "requests/s", "tokens/s", "p50 ms", "p99 ms", "CPU us a request")
-    table = Table(*columns, title=operation)
-    for (kind, callers), by_name in found.items():
-        for name, row in by_name.items():
-            figures = (row.requests_per_s, row.tokens_per_s, row.latency_p50_ms, row.latency_p99_ms, row.cpu_us)
-            table.add_row(kind, str(callers), name, *(f"{figure:.4g}" for figure in figures))
-    console.print(table)
-    for name, cases in faster.items():
-        console.print(f"{operation}, {name}: faster than the engine's own batching in {cases} of {len(found)} cases")
-    by_case = {
-        f"{kind}, {callers}": {name: one.as_json() for name, one in by_name.items()}
-        for (kind, callers), by_name in found.items()
-    }  # fmt: skip
-    return {"cases": by_case, "faster_than_own": dict(faster), "compared": len(found)}

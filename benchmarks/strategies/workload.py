@@ -6,10 +6,8 @@ Invariant: everything that is drawn comes from the seed; no two prompts share a 
 from __future__ import annotations
 
 import random
-import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 import msgspec
 
@@ -19,14 +17,6 @@ OUTPUT_DIVISOR = 4  # the issue's: a mean of 53 tokens, so that a run takes minu
 PROMPT_DIVISOR = 16  # a mean of 72 tokens: both sides of the 100 at which the field calls a prompt long
 MAX_MODEL_LEN = 2048  # of the engine; nothing of the trace is above it after division
 TOKEN_IDS = (16, 240)  # of plain bytes in the built-in model's vocabulary
-DOCUMENTS = 3  # of a score
-# of bursts
-PERIOD_S = 5.0
-BURST_S = 1.0
-# of the mean rate: BURST_S at one and the rest at the other is the mean
-BURST_RATE = 3.0
-CALM_RATE = 0.5
-RAMP_FROM = 0.1  # of the rate at a ramp's end
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
@@ -60,49 +50,11 @@ def drawn(lengths: Sequence[Lengths], count: int, seed: int) -> list[Lengths]:
     return random.Random(f"lengths {seed}").choices(lengths, k=count)
 
 
-def levelled(lengths: Sequence[Lengths]) -> list[Lengths]:
-    """As many, all of the mean length."""
-    each = round(fmean(prompt for prompt, _ in lengths)), round(fmean(output for _, output in lengths))
-    return [each] * len(lengths)
-
-
 def at_once(lengths: Sequence[Lengths]) -> list[Ask]:
     return [Ask(number, 0.0, prompt, output) for number, (prompt, output) in enumerate(lengths)]
-
-
-def steady(_: float) -> float:
-    return 1.0
-
-
-def bursts(at_s: float) -> float:
-    return BURST_RATE if at_s % PERIOD_S < BURST_S else CALM_RATE
-
-
-def ramp_over(length_s: float) -> Callable[[float], float]:
-    """From `RAMP_FROM` of the rate to the rate, in a straight line."""
-    return lambda at_s: RAMP_FROM + (1.0 - RAMP_FROM) * at_s / length_s
-
-
-def poisson(shape: Callable[[float], float], rate: float, length_s: float, seed: int) -> list[float]:
-    """Moments of a Poisson process of `rate` x `shape(at)` requests a second, by thinning (Lewis and Shedler, 1979)."""
-    draw = random.Random(f"arrivals {seed}")
-    most = max(shape(length_s * step / 1000) for step in range(1001))
-    at_s = 0.0
-    found = []
-    while (at_s := at_s + draw.expovariate(rate * most)) < length_s:
-        if draw.random() < shape(at_s) / most:
-            found.append(at_s)
-    return found
 
 
 def prompt_ids(ask: Ask, seed: int) -> list[int]:
     """A prompt of its own for each request of a seed."""
     draw = random.Random(f"prompt {seed} {ask.number}")
     return [draw.randrange(*TOKEN_IDS) for _ in range(ask.prompt)]
-
-
-def texts_of(ask: Ask, seed: int) -> list[str]:
-    """A query and the documents to be scored against it, together of about as many tokens as the prompt."""
-    draw = random.Random(f"texts {seed} {ask.number}")
-    length = max(1, ask.prompt // (1 + DOCUMENTS))
-    return ["".join(draw.choices(string.ascii_lowercase, k=length)) for _ in range(1 + DOCUMENTS)]

@@ -88,6 +88,7 @@ def why_it_scaled() -> Panel:
         Unit.COUNT,
         (
             Query(now(ClusterFigure.REPLICAS_WANTED, model=MODEL).highest("model"), "{{model}} wanted"),
+            Query(now(ClusterFigure.REPLICAS_ADVISED, model=MODEL).highest("model"), "{{model}} advised"),
             Query(now(ClusterFigure.REPLICAS_TARGET, model=MODEL).highest("model"), "{{model}} target"),
             Query(reasons, "{{model}} because: {{reason}}"),
             Query(replicas, "{{model}} replicas {{state}}"),

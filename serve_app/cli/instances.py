@@ -142,6 +142,8 @@ def _show_model(listing: Listing, model: Mapping[str, Any]) -> None:
     _show_replicas(listing, "replica", model["replicas"], (model["name"],))
     if why:
         listing.say(f"{model['target']} wanted: {why}", (), indent=1)
+    if model.get("advised") is not None:
+        listing.say(f"{model['advised']} advised: {model['advice']}", (), indent=1)
 
 
 def _show_replicas(

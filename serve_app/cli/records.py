@@ -229,7 +229,7 @@ def _export(endpoint: Endpoint, query: Mapping[str, Any], path: Path) -> int:
     try:
         with draft.open("w") as file, Progress(TextColumn("{task.description}"), console=errors) as progress:
             task = progress.add_task("exporting")
-            for page in _pages(endpoint, query):
+            for page in pages(endpoint, query):
                 missing.update(page["missing"])
                 count += len(page["data"])
                 file.writelines(json.dumps(record) + "\n" for record in page["data"])
@@ -245,7 +245,8 @@ def _export(endpoint: Endpoint, query: Mapping[str, Any], path: Path) -> int:
     return EXIT_FAILED if missing else 0
 
 
-def _pages(endpoint: Endpoint, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def pages(endpoint: Endpoint, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """All requests that were asked for, newest first: `data`, and `missing`, those that did not answer."""
     cursor = None
     while True:
         page = fetch_soon(endpoint, "GET", REQUESTS, params={**query, "limit": PAGE, "cursor": cursor})

@@ -114,9 +114,9 @@ def simulate(
     """Simulate recorded traffic: replicas, GPU hours, cost and first tokens, for settings and policies side by side."""
     if plot is not None:
         simulating.require_pictures()
-    base, changes = _configurations(config, world)
+    base, changes = configurations(config, world)
     load = _load(trace, [model.name for model in base.settings.models], of_trace.load)
-    comparison = _compared(Planned(config, trace, base, changes, load), world, of_trace)
+    comparison = compared(Planned(config, str(trace), base, changes, load), world, of_trace.scale)
     if html is not None:
         _write(html, simulating.page(comparison))
     if plot is not None:
@@ -126,16 +126,16 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What was read. `changes`: the configurations of `--what-if`, by its texts."""
+    """What was read. `trace`: where the load is from; `changes`: the configurations of `--what-if`, by its texts."""
 
     config: Path
-    trace: Path
+    trace: str
     base: Configuration
     changes: Mapping[str, Configuration]
     load: Sequence[SimulatedRequest]
 
 
-def _configurations(config: Path, options: WorldOptions) -> tuple[Configuration, dict[str, Configuration]]:
+def configurations(config: Path, options: WorldOptions) -> tuple[Configuration, dict[str, Configuration]]:
     """The configuration with its levels, and the changed ones by the texts of their changes."""
     settings = configuration.load(config)
     base = Configuration(configuration.read_file(config).data, settings)
@@ -145,8 +145,8 @@ def _configurations(config: Path, options: WorldOptions) -> tuple[Configuration,
     return base, {what_if.text: simulating.changed(base, what_if) for what_if in what_ifs}
 
 
-def _compared(planned: Planned, options: WorldOptions, of_trace: TraceOptions) -> Comparison:
-    """Run all arms."""
+def compared(planned: Planned, options: WorldOptions, scale: float) -> Comparison:
+    """Run all arms. `scale`: see `TraceOptions`."""
     bound = GpuBound(options.gpus, options.gpus_per_node)
 
     def profiles_of(each: Configuration) -> dict[str, EngineProfile]:
@@ -161,7 +161,7 @@ def _compared(planned: Planned, options: WorldOptions, of_trace: TraceOptions) -
     profiles = profiles_of(planned.base)
     return Comparison(
         str(planned.config),
-        _trace_figures(planned.trace, planned.load, of_trace.scale),
+        _trace_figures(planned.trace, planned.load, scale),
         options.attainment,
         {name: asdict(profile) for name, profile in profiles.items()},
         tuple(simulating.notes_on(planned.base.settings, profiles, bound, planned.load)),
@@ -200,9 +200,9 @@ def _load(trace: Path, models: Sequence[str], options: LoadOptions) -> list[Simu
         return simulating.load_of(file, models, options)
 
 
-def _trace_figures(trace: Path, load: Sequence[SimulatedRequest], scale: float) -> TraceSummary:
+def _trace_figures(trace: str, load: Sequence[SimulatedRequest], scale: float) -> TraceSummary:
     return TraceSummary(
-        str(trace),
+        trace,
         len(load),
         load[-1].at_s,
         scale,

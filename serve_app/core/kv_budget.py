@@ -17,6 +17,16 @@ KV_REQUEST_BLOCKS = 4  # requested at once by a request that exceeds its estimat
 LEAD_STEPS = 4  # engine steps, so tokens of each sequence, that are done before the router receives their tokens
 
 
+PRESUMED = 8  # requests of one sequence, so that the first few say little about how many would run at once
+
+
+def requests_at_once(slots: int, requests: int, sequences: int, kv_share: float) -> float:
+    """Requests that an engine can run at once, if they are as those that run: each takes its part of the slots, and of
+    the KV cache, of which all use `kv_share`. At most its slots."""
+    used = max(sequences / slots, kv_share)
+    return min(float(slots), (requests + PRESUMED) / (used + PRESUMED / slots))
+
+
 class KvLimits(Protocol):
     """The limits of a model's engines, in tokens."""
 
@@ -65,9 +75,11 @@ class KvBudget:
 
     @property
     def _max_tokens(self) -> int | None:
-        most = self._max_output_tokens
-        bounds = [] if most is None else [self._round_up_to_blocks(self._prompt_tokens + most)]
-        return min([*bounds, *([] if self._longest is None else [self._longest])], default=None)
+        longest = self._longest
+        if self._max_output_tokens is None:
+            return longest
+        most = self._round_up_to_blocks(self._prompt_tokens + self._max_output_tokens)
+        return most if longest is None else min(most, longest)
 
     def correct_prompt(self, tokens: int) -> None:
         """The engine has counted the prompt: what it is longer than its estimate is missing for the output, and what it

@@ -19,9 +19,10 @@ Invariant: the sum of what all parties may use, by the last answer each has rece
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
+from serve_app.core.batches import ModelFigures
 from serve_app.core.claims import ClaimBook, ClaimReply, ClaimReport, ClaimRequest, ClaimVerdict, Generation
 from serve_app.core.limits import ActorLimits
 from serve_app.core.memory import (
@@ -60,6 +61,7 @@ from serve_app.core.times import (
     ROUTER_SILENT_S,
 )
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound, ServeAppError, Unavailable
+from serve_app.types import RequestClass
 
 RECOVERING = "quota_recovering"  # error code of requests refused until then
 
@@ -130,33 +132,48 @@ class Quota:
 
     def on_engine(self, report: EngineReport, now: float) -> EngineReply:
         """Process an engine's report. Raises as `EngineGrants.report`; the engine must end then."""
+        return self.on_engines([report], now)[0]
+
+    def on_engines(self, reports: Sequence[EngineReport], now: float) -> list[EngineReply]:
+        """Process reports of several engines in one event of the queues. Raises as `on_engine`; the reports before the
+        one that is wrong are processed, and the next tick of the queues follows them."""
+        replies = [self._on_report(report, now) for report in reports]
+        opened = [report.owner for report in reports if not report.gone and self._open_pool(report)]
+        if opened:
+            self.queue.sync_engines(opened, now)
+        return replies
+
+    def _on_report(self, report: EngineReport, now: float) -> EngineReply:
+        owner = report.owner
         if not self._restored:
             return EngineReply(report.holds, why="the ledger is being rebuilt")
-        self._unreported.discard(report.owner)
+        self._unreported.discard(owner)
         if report.gone:
-            self._on_leases_ended(self.grants.forget(report.owner, memory_gone=True), now)
-            self.checkpoint.forget((EntryKind.ENGINE, report.owner))
-            self.grants.drains.on_ended(report.owner, now, report.drain)
+            self._on_leases_ended(self.grants.forget(owner, memory_gone=True), now)
+            self.checkpoint.forget((EntryKind.ENGINE, owner))
+            self.grants.drains.on_ended(owner, now, report.drain)
             return EngineReply(why="ended")
         try:
             reply = self.grants.report(report, now, frozen=bool(self._unreadable()), unreported=self._unreported)
         except ServeAppError:
-            if report.owner not in self.ledger:
-                self.checkpoint.forget((EntryKind.ENGINE, report.owner))  # an unreadable entry
+            if owner not in self.ledger:
+                self.checkpoint.forget((EntryKind.ENGINE, owner))  # an unreadable entry
             raise
-        if report.owner in self.ledger:  # stored without what changes every second
-            holds = self.ledger.lease(report.owner).holds
+        if owner in self.ledger:  # stored without what changes every second
+            holds = self.ledger.lease(owner).holds
             lasting = replace(
                 report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="", start=None, drain=None
             )
-            self.checkpoint.put((EntryKind.ENGINE, report.owner), lasting)
-            self._open_pool(report, now)
+            self.checkpoint.put((EntryKind.ENGINE, owner), lasting)
         return reply
 
-    def _open_pool(self, report: EngineReport, now: float) -> None:
-        if report.slots and self.ledger.lease(report.owner).phase is Phase.COMMITTED:
-            self.ledger.open_pool(report.owner, report.slots)
-            self.queue.sync_engines([report.owner], now)
+    def _open_pool(self, report: EngineReport) -> bool:
+        """Open the pool of an engine, or set its slots; False: it does not run, or has no slots."""
+        owner = report.owner
+        if not report.slots or owner not in self.ledger or self.ledger.phase(owner) is not Phase.COMMITTED:
+            return False
+        self.ledger.open_pool(owner, report.slots)
+        return True
 
     def drain(self, request: DrainRequest, now: float) -> None:
         """Drain an engine for an operator. Raises LeaseNotFound."""
@@ -186,7 +203,7 @@ class Quota:
             self.grants.on_crash(owner, now)
             self._on_leases_ended(self.grants.forget(owner, memory_gone=True), now)
         elif owner in self.ledger:
-            if self.ledger.lease(owner).phase is not Phase.ENDING:
+            if self.ledger.phase(owner) is not Phase.ENDING:
                 return  # it has reported since
             self.ledger.end(owner)
         self.checkpoint.forget((EntryKind.ENGINE, owner))
@@ -194,10 +211,9 @@ class Quota:
     def ending_engines(self) -> dict[str, EngineReport | None]:
         """Ended engines whose memory was not observed free yet, by owner, with the last report if known."""
         found: dict[str, EngineReport | None] = {}
-        for lease in self.ledger.leases(LeaseKind.ENGINE):
-            if lease.phase is Phase.ENDING:
-                entry = self.checkpoint.get((EntryKind.ENGINE, lease.lease_id))
-                found[lease.lease_id] = entry if isinstance(entry, EngineReport) else None
+        for lease in self.ledger.leases(LeaseKind.ENGINE, Phase.ENDING):
+            entry = self.checkpoint.get((EntryKind.ENGINE, lease.lease_id))
+            found[lease.lease_id] = entry if isinstance(entry, EngineReport) else None
         return found
 
     # Routers
@@ -226,6 +242,28 @@ class Quota:
         if not timed_out:  # else it was counted when it came
             self.ledger.heartbeat(message.router, now)
         return self.queue.router_sessions.on_watch(message, timed_out=timed_out)
+
+    def model_figures(self) -> dict[str, ModelFigures]:
+        """The figures of each model's queue. O(engines + requests granted there).
+
+        While requests wait, routers keep no credit, and what their accounts hold is in use. Else what is in use is
+        known from the routers' last reports.
+        """
+        found = {}
+        for model, state in self.queue.models.by_name.items():
+            is_contended = model in self.queue.router_sessions.state.contended
+            slots = busy = 0
+            for engine in state.engines:
+                pool = self.ledger.pool(engine)
+                if pool is None or not state.is_open(engine):
+                    continue
+                booked = pool.slots - pool.free_slots
+                slots += pool.slots
+                used = max(state.granted_slots(engine), self.queue.accounts.in_use(engine)[0])
+                busy += booked if is_contended else min(booked, used)
+            waiting = [one.slots for one in state.admission.queue.class_queues]
+            found[model] = ModelFigures(slots, busy, sum(waiting), waiting[RequestClass.LOW])
+        return found
 
     def silent_routers(self, now: float) -> dict[str, NodeProcesses]:
         """Routers without a message for `ROUTER_SILENT_S`, with their processes."""
@@ -345,7 +383,8 @@ class Quota:
                     case EngineReport():
                         self.grants.report(value, now, unreported=self._unreported)
                         self.ledger.join(name, LOADING_TTL_S, now)
-                        self._open_pool(value, now)
+                        if self._open_pool(value):
+                            self.queue.sync_engines([name], now)
                     case Reservation():
                         self.grants.reservations.restore(value, now, RECOVERY_S + RESERVATION_TTL_S)
                     case SessionEntry():

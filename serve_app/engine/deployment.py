@@ -20,6 +20,7 @@ import msgspec
 import ray.util
 
 from serve_app.core.batching import BatchPolicy
+from serve_app.core.kv_budget import requests_at_once
 from serve_app.core.memory import DrainReport
 from serve_app.core.spans import trace_of
 from serve_app.core.times import ENGINE_LOOK_S, LAST_FRAMES_S
@@ -41,7 +42,7 @@ from serve_app.engine.start import (
 )
 from serve_app.engine.tiny_model import default_root
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
-from serve_app.names import ONGOING
+from serve_app.names import ONGOING, SLOTS, START_S
 from serve_app.quota import QuotaActor
 from serve_app.ray_adapter import end_on_sigterm, freeze_heap, keep_while_loading, session_folder
 from serve_app.settings import BatchingSettings, ModelSettings, QuotaSettings
@@ -259,9 +260,13 @@ class EngineReplica:
             lambda: self.own_metrics.texts(self.backend.own_metrics(), is_openmetrics=is_openmetrics)
         )
 
-    async def record_autoscaling_stats(self) -> dict[str, int]:
-        """Called by Serve every `metrics_interval_s`, for scaling: the number of running requests that are load."""
-        return {ONGOING: self.server.load}
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve every `metrics_interval_s`, for scaling: the number of running requests that are load, how
+        many could run, and how long a start takes."""
+        load = self.backend.load()
+        info = self.engine_info
+        slots = requests_at_once(info.slots, len(self.server.requests), load.running, load.kv_cache_usage)
+        return {ONGOING: self.server.load, SLOTS: slots, START_S: info.start_s}
 
     async def open_wire(self, router_id: str, replica_id: str) -> TcpAddress:
         """A ticket for one TCP connection of this router (`serve_app.transport.tcp`), which carries its requests."""

@@ -53,7 +53,7 @@ from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadabl
 from serve_app.quota.limit_use import LimitUse
 from serve_app.quota.live import LiveRequest, live_part
 from serve_app.quota.process_checks import ProcessChecks
-from serve_app.quota.report import ModelFiguresRequest, figures, fragmentation_bound, model_figures
+from serve_app.quota.report import ModelFiguresRequest, figures, fragmentation_bound
 from serve_app.ray_adapter import end_on_sigterm, freeze_heap, restart_as, session_folder
 from serve_app.settings import QuotaSettings
 from serve_app.system import EventKind, event, keep_events, set_up_log
@@ -158,7 +158,7 @@ class GpuMemoryQuota:
         if isinstance(message, ClaimReport):
             return self.core.on_claim_report(message, time.monotonic())
         if isinstance(message, ModelFiguresRequest):
-            return model_figures(self.core)
+            return self.core.model_figures()
         if isinstance(message, LiveRequest):
             return live_part(self.core, time.monotonic(), message.tenants, self._defrag_above)
         if isinstance(message, DrainRequest):

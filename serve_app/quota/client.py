@@ -36,7 +36,7 @@ class QuotaActor:
         return await self.call("watch", message)  # type: ignore[no-any-return]
 
     async def model_figures(self) -> dict[str, ModelFigures]:
-        """The figures of each model's queue, see `report.model_figures`. Raises AWAY."""
+        """The figures of each model's queue, see `Quota.model_figures`. Raises AWAY."""
         return await self.call("exchange", ModelFiguresRequest())  # type: ignore[no-any-return]
 
     async def live(self, tenants: Collection[str]) -> QuotaPart:

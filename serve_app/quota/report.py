@@ -1,15 +1,13 @@
-"""The quota report: the ledger's state as plain figures, and the queues' figures for batches; decides nothing."""
+"""The quota report: the ledger's state as plain figures; decides nothing."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from serve_app.core.batches import ModelFigures
 from serve_app.core.memory import BlockedEngine, DeviceUse, Drain, Lease, LeaseKind, Session
 from serve_app.core.messages import message
 from serve_app.core.quota import Quota
-from serve_app.types import RequestClass
 
 SIZES = ("total_bytes", "reserved_bytes", "granted_bytes", "free_bytes")
 FRAGMENTED = 0.3  # usual bound above which defragmentation pays
@@ -19,29 +17,6 @@ FRAGMENTED = 0.3  # usual bound above which defragmentation pays
 @dataclass(frozen=True, slots=True)
 class ModelFiguresRequest:
     """Asks for the figures of all models' queues."""
-
-
-def model_figures(core: Quota) -> dict[str, ModelFigures]:
-    """The figures of each model's queue. O(engines + requests granted there).
-
-    While requests wait, routers keep no credit, and what their accounts hold is in use. Else what is in use is known
-    from the routers' last reports.
-    """
-    found = {}
-    for model, state in core.queue.models.by_name.items():
-        is_contended = model in core.queue.router_sessions.state.contended
-        slots = busy = 0
-        for engine in state.engines:
-            pool = core.ledger.pool(engine)
-            if pool is None or not state.is_open(engine):
-                continue
-            booked = pool.slots - pool.free_slots
-            slots += pool.slots
-            used = max(state.granted_slots(engine), core.queue.accounts.in_use(engine)[0])
-            busy += booked if is_contended else min(booked, used)
-        waiting = [one.slots for one in state.admission.queue.class_queues]
-        found[model] = ModelFigures(slots, busy, sum(waiting), waiting[RequestClass.LOW])
-    return found
 
 
 def fragmentation_bound(defrag_above: float | None) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from serve_app.core.queue import (
@@ -26,6 +26,7 @@ from serve_app.core.queue import (
     ReplicaStart,
     refusal_error,
 )
+from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ServeAppError
 from serve_app.router.queue_client import PendingGrant, QueueClient
 from serve_app.types import RequestClass
@@ -195,6 +196,10 @@ class ModelQueue:
     def waiting_anywhere(self) -> int:
         """Number of requests that wait at any router, by the quota actor's last figures, or here where that is more."""
         return sum(count for _, count in self.core.ahead(self.model, min(RequestClass)))
+
+    def in_time(self, levels: Mapping[RequestClass, ServiceLevel]) -> float:
+        """How many of this router's requests that wait start within the levels of their classes."""
+        return self.core.in_time(self.model, levels)
 
     @property
     def fill_ratio(self) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -89,12 +89,19 @@ class FrozenSettings(BaseModel):
         return value
 
 
+PolicyName = Literal["ongoing", "slo"]  # the keys of `autoscaling.policies.POLICIES`
+DEFAULT_POLICY: Final = "ongoing"
+
+
 class AutoscaleSettings(FrozenSettings):
-    """Replica bounds and Serve's autoscaling on ongoing requests per replica."""
+    """Replica bounds, and what scales between them on Serve. `policy`: that decides; `advise`: one that says what it
+    would do, and changes nothing (both: `autoscaling.policies`)."""
 
     min_replicas: int = Field(1, ge=0, le=MAX_REPLICAS)
     max_replicas: int = Field(1, ge=1, le=MAX_REPLICAS)
     initial_replicas: int | None = Field(None, ge=0, le=MAX_REPLICAS)  # of a model that is new; None: min_replicas
+    policy: PolicyName = DEFAULT_POLICY
+    advise: PolicyName | None = None
     target_ongoing_requests: float = Field(DEFAULT_TARGET_ONGOING, gt=0, le=MAX_COUNT)
     # Rows of batches count like other requests; else they use what is idle, and keep one replica.
     count_batch_rows: bool = False
@@ -121,6 +128,8 @@ class AutoscaleSettings(FrozenSettings):
                 f"initial_replicas ({self.initial_replicas}) is not between min_replicas ({self.min_replicas}) and "
                 f"max_replicas ({self.max_replicas})"
             )
+        if self.advise == self.policy:
+            raise ValueError(f"advise names {self.advise!r}, which is the policy that decides")
         if self.look_back_s <= self.metrics_interval_s:
             raise ValueError(
                 f"look_back_s ({self.look_back_s:g}) must be above metrics_interval_s ({self.metrics_interval_s:g})"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from serve_app.errors import ConfigError
 from serve_app.names import APPLICATION, RELEASE, deployment_of
-from serve_app.settings.model import GB, ModelSettings
+from serve_app.settings.model import DEFAULT_POLICY, GB, ModelSettings
 from serve_app.settings.settings import Settings
 from serve_app.settings.variables import Names, escaped, resolve, with_names
 
@@ -48,13 +48,22 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
     entry["autoscaling_policy"] = {"policy_function": POLICY}
     # The ledger may choose the node of an engine that shares a device, or says what memory it needs.
     placed = [one for one in settings.models if one.memory_gb is not None or 0 < (one.gpus_per_rank or 0) < 1]
+    kwargs: dict[str, Any] = {}
+    named = {
+        deployment_of(model.name): [model.replicas.policy, model.replicas.advise]
+        for model in settings.models
+        if (model.replicas.policy, model.replicas.advise) != (DEFAULT_POLICY, None)
+    }
+    if named:
+        kwargs["policies"] = named
     if placed:
-        starts = {
+        kwargs["starts"] = {
             "application": APPLICATION,
             "models": {deployment_of(model.name): [model.name, _requested_bytes(model)] for model in placed},
             "quota": settings.quota.model_dump(mode="json"),
         }
-        entry["autoscaling_policy"]["policy_kwargs"] = {"starts": starts}
+    if kwargs:
+        entry["autoscaling_policy"]["policy_kwargs"] = kwargs
     return entry
 
 

@@ -14,6 +14,7 @@ from benchmarks.endpoint.size import Size, add_size_arguments, size_of
 from benchmarks.endpoint.target import Target, add_target_arguments, is_asked_for, target_of
 from benchmarks.endpoint.traffic import Seen, Traffic
 from benchmarks.overload.offered_load import Offer
+from benchmarks.overload.open_loop import RETRY_S
 from benchmarks.overload.open_loop_client import Ended
 from tests.benchmarks.fake_endpoint import Asked, FakeEndpoint, serving
 from tests.waiting import wait_until
@@ -232,6 +233,7 @@ def test_a_client_of_a_closed_loop_comes_again_after_a_refusal() -> None:
         requests = (Offer(number, 0.0, "", 0, 6, 4) for number in range(1_000))
         seen = Traffic(target(url), SIZE, 1).closed(requests, staying={"": 2}, window_s=1.5)
     assert seen.finished
+    assert all(flight.first is not None and flight.first - flight.due >= RETRY_S for flight in seen.finished)
     assert seen.clients_figures()["refusals"] == len(endpoint.refused)
 
 

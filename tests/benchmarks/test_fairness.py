@@ -30,13 +30,15 @@ from benchmarks.fairness.metric import (
     tokens_per_s,
 )
 from benchmarks.fairness.plot import plot
-from benchmarks.fairness.simulation import FIFO, OURS, Shape, capacity, play
+from benchmarks.fairness.simulation import ENGINE, FIFO, OURS, capacity, play
 from benchmarks.fairness.trace import CLIENTS, HEAVY, LIGHT, Lengths, arrivals, skewed, two_clients
 from tests.effort import examples
 
 SVG = "{http://www.w3.org/2000/svg}"
 LENGTHS = [Lengths(prompt, output) for prompt in (20, 100, 300) for output in (5, 40, 120)]
-SMALL = Shape(slots=8, kv_tokens=2_000, prefill_tokens_per_s=20_000.0, decode_step_s=0.02, sequence_step_s=0.001)
+SMALL = dataclasses.replace(
+    ENGINE, slots=8, kv_tokens=2_000, prefill_tokens_per_s=20_000.0, step_s=0.02, sequence_s=0.001
+)
 
 
 def served(client: str, first_s: float, seen_s: float, prompt: int, output: int, arrived_s: float = 0.0) -> Answer:
@@ -209,19 +211,11 @@ def test_every_request_is_served_whole_and_none_before_it_came(arm: main.Arm) ->
     assert all(one.first_s is not None and one.arrived_s < one.first_s for one in answers)
 
 
-def test_one_tenant_for_all_is_order_of_arrival() -> None:
+def test_one_tenant_for_all_is_order_of_arrival_but_for_messages_of_routers() -> None:
     answers = play(two_clients(4, LENGTHS, 40.0, 20.0), FIFO, SMALL).answers
     firsts = [one.first_s for one in answers]
     assert all(one is not None for one in firsts)
-    assert sum(later < one for one, later in pairwise(firsts)) == 0  # type: ignore[operator]
-
-
-def test_a_run_that_is_cut_counts_what_was_produced_by_then() -> None:
-    requests = two_clients(4, LENGTHS, 40.0, 20.0)
-    cut = play(requests, OURS, SMALL, until_s=10.0).answers
-    assert len(cut) == sum(one.at_s < 10.0 for one in requests)
-    assert {one.seen_s is None for one in cut} == {True, False}
-    assert any(0 < one.served_tokens < one.output_tokens for one in cut)
+    assert sum(later < one for one, later in pairwise(firsts)) < 0.03 * len(firsts)  # type: ignore[operator]
 
 
 def test_an_engine_that_is_never_idle_ends_as_many_as_it_can() -> None:
@@ -229,15 +223,13 @@ def test_an_engine_that_is_never_idle_ends_as_many_as_it_can() -> None:
     assert play(arrivals(2, LENGTHS, {"a": 1.0}, 0.5 * per_s, 60.0), FIFO, SMALL).ended_s < 64.0  # keeps up
     twice = play(arrivals(2, LENGTHS, {"a": 1.0}, 2.0 * per_s, 60.0), FIFO, SMALL)
     assert twice.ended_s == pytest.approx(120.0, rel=0.1)  # takes twice as long
-    with pytest.raises(ValueError, match="too few"):
-        capacity([Lengths(1, 1)], SMALL, 1.0)
 
 
 # The whole.
 
 
 def test_the_benchmark_on_a_tiny_trace_tells_fair_from_order_of_arrival() -> None:
-    plan = Plan((1, 2), (FIFO, OURS), length_s=90.0, warm_s=20.0, capacity_s=30.0, shape=SMALL, real=None)
+    plan = Plan((1, 2), length_s=90.0, warm_s=20.0, capacity_s=30.0, engine=SMALL)
     reported: list[str] = []
     found = as_json(simulate(LENGTHS, plan, reported.append))
     assert len(reported) == 3
@@ -256,10 +248,8 @@ def plan(*arguments: str) -> Plan:
     return main.plan_of(main.parser_of().parse_args(arguments))
 
 
-def test_the_command_line_leaves_the_real_engine_out_when_asked() -> None:
-    assert plan("--simulated-only", "--seeds", "3", "--seed", "5").seeds == (5, 6, 7)
-    assert plan("--simulated-only").real is None
-    assert plan().real is not None
+def test_the_command_line_names_the_seeds() -> None:
+    assert plan("--seeds", "3", "--seed", "5").seeds == (5, 6, 7)
 
 
 # The picture.

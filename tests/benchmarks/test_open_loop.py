@@ -152,33 +152,3 @@ def test_a_closed_loop_has_so_many_in_flight_and_no_patience(tmp_path: Path) -> 
     answers = run(tmp_path, count, clients=3, tail_s=0.0, patience_s={})
     assert most == 3
     assert set(ends(answers)) == {"finished"}
-
-
-def test_clients_who_stay_come_again_after_a_refusal_and_count_from_the_first_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_loop, "RETRY_S", 0.05)
-    seen: Counter[str] = Counter()
-    flying: Counter[str] = Counter()
-
-    async def refuse_once(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        name = body["messages"][0]["content"]
-        group = body["priority"]
-        seen[name] += 1
-        if group == LOW and seen[name] == 1:
-            await refuse(body, writer)
-            return
-        flying[group] += 1
-        assert flying[group] <= {HIGH: 1, NORMAL: 1, LOW: 2}[group]
-        await asyncio.sleep(0.01)  # bound: an answer that takes longer than none
-        flying[group] -= 1
-        await finish(body, writer)
-
-    answers = run(tmp_path, refuse_once, tail_s=0.0, patience_s={}, staying={HIGH: 1, NORMAL: 1, LOW: 2})
-    low = [one for one in answers if one.group == LOW]
-    assert {one.outcome.value for one in answers} <= {"finished", "refused"}
-    served = [one for one in low if one.outcome.value == "finished"]
-    assert served
-    assert all(one.first_s is not None and one.first_s >= 0.05 for one in served)
-    assert sum(one.outcome.value == "refused" for one in low) <= 2  # whose turn had not come when the load ended
-    assert {one.group for one in answers} == set(GROUPS)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import routing
 from benchmarks.common.traces import TraceMissingError
-from benchmarks.routing import Engines, arms, heated, load_trace, play, rendezvous, request
+from benchmarks.routing import Engines, arms, heated, load_trace, play, request
 
 
 def alone(key: str, loads: dict[str, int]) -> str | None:
@@ -50,15 +50,6 @@ def test_keys_find_more_than_chance_does() -> None:
     results = {name: play(many, 1.0, choose) for name, choose in arms().items()}
     assert results["ours"].found > results["two_choices"].found
     assert results["ours"].found >= results["bounded"].found
-
-
-def test_rendezvous_leaves_a_full_replica() -> None:
-    loads = dict.fromkeys(("a", "b"), 0)
-    home = rendezvous("key", loads)
-    assert home is not None
-    other = "b" if home == "a" else "a"
-    assert rendezvous("key", {**loads, home: routing.SLOTS}) == other
-    assert rendezvous("key", dict.fromkeys("ab", routing.SLOTS)) is None
 
 
 def test_heating_gives_every_third_request_one_key() -> None:

@@ -16,24 +16,10 @@ from hypothesis import strategies as st
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.gpu_use import GpuUse
 from benchmarks.common.traces import AZURE_FILE
-from benchmarks.strategies import embeddings
 from benchmarks.strategies.bound import StepTimes, continuous_steps, predict, running_by_step
-from benchmarks.strategies.by_length import (
-    AWARE,
-    BLOCKS,
-    LONG,
-    ONE_AT_A_TIME,
-    SHORT,
-    candidates,
-    length_verdicts,
-    prompts_of,
-)
-from benchmarks.strategies.claims import shortest_p99, verdicts, which_when
-from benchmarks.strategies.embeddings import embedding_figures, faster_than_own
 from benchmarks.strategies.engine import engine_process, settings_of
 from benchmarks.strategies.figures import Figures, batches_of, cost_per_million, figures_of, medians, slots_of
-from benchmarks.strategies.load import BURSTS, RAMP, STEADY, VARIABLE, arrivals, asks_at
-from benchmarks.strategies.main import main, options_of
+from benchmarks.strategies.main import main
 from benchmarks.strategies.measure import order_of, whole
 from benchmarks.strategies.orders import Ended, Ran, Row
 from benchmarks.strategies.plot import plot
@@ -48,9 +34,7 @@ from benchmarks.strategies.strategy import (
     complexity,
     strategies,
 )
-from benchmarks.strategies.sweep import SWEEP_SLOTS, queued, sweep_verdicts, swept
-from benchmarks.strategies.workload import Ask, azure_lengths, clipped, drawn, levelled, prompt_ids
-from serve_app.core.batching import Batcher, BatchItem
+from benchmarks.strategies.workload import Ask, azure_lengths, clipped, drawn, prompt_ids
 
 SVG = "{http://www.w3.org/2000/svg}"
 TIMES = StepTimes({1: 0.002, 8: 0.003, 32: 0.006}, 0.0001)
@@ -193,30 +177,6 @@ def test_a_seed_gives_the_same_requests_and_another_one_others() -> None:
     assert prompt_ids(ask, 1) != prompt_ids(ask, 2)
 
 
-def test_levelled_lengths_are_all_the_mean() -> None:
-    assert levelled([(1, 10), (3, 30)]) == [(2, 20), (2, 20)]
-
-
-@pytest.mark.parametrize(("pattern", "mean"), [(STEADY, 0.7), (BURSTS, 0.7), (RAMP, 1.5 * 0.55)])
-def test_a_pattern_has_its_mean_rate(pattern: str, mean: float) -> None:
-    moments = arrivals(pattern, 100.0, 100.0, 1)
-    assert len(moments) / 100.0 == pytest.approx(100.0 * mean, rel=0.05)
-    assert moments == sorted(moments)
-
-
-def test_bursts_come_at_their_rate_and_a_ramp_rises() -> None:
-    within = [at for at in arrivals(BURSTS, 100.0, 100.0, 1) if at % 5.0 < 1.0]
-    assert len(within) / 20.0 == pytest.approx(210.0, rel=0.1)
-    ramp = arrivals(RAMP, 100.0, 100.0, 1)
-    assert sum(at < 20.0 for at in ramp) < sum(at > 80.0 for at in ramp) / 3
-
-
-def test_uniform_requests_have_one_length_and_variable_ones_the_drawn_ones() -> None:
-    lengths = [(1, 1), (99, 9)]
-    assert {(ask.prompt, ask.output) for ask in asks_at([0.1, 0.2, 0.3, 0.4, 0.5], lengths, 1)} == set(lengths)
-    assert len({(ask.prompt, ask.output) for ask in asks_at([0.1, 0.2, 0.3], lengths, 1, uniform=True)}) == 1
-
-
 def test_no_strategy_runs_more_requests_than_there_are_slots() -> None:
     for strategy in strategies(32).values():
         assert strategy.policy is None or strategy.policy.max_size <= 32
@@ -240,124 +200,6 @@ def test_named_strategies_come_with_the_two_of_the_headline() -> None:
         order_of(found, ["best"])
 
 
-def test_the_sweep_has_the_fields_sizes_and_ours_of_the_settings() -> None:
-    found = {one.name: one.policy for one in swept()}
-    sizes = [policy.max_size for policy in found.values() if policy is not None and not policy.is_continuous]
-    assert sizes == [8, 16, 32, 64, 8, 32, 64]
-    ours = [policy.max_size for policy in found.values() if policy is not None and policy.is_continuous]
-    assert ours == [8, 32, SWEEP_SLOTS]
-    assert {policy.max_queued for policy in found.values() if policy is not None} == {256}
-
-
-# Claims.
-
-
-def waiting(p50_ms: float, p99_ms: float, success: float = 1.0, tokens_per_s: float = 1000.0) -> Figures:
-    return dataclasses.replace(
-        FIGURES, latency_p50_ms=p50_ms, latency_p99_ms=p99_ms, success_share=success, tokens_per_s=tokens_per_s
-    )
-
-
-def words(by_name: dict[str, Figures], pattern: str) -> dict[str, str]:
-    offline = {STATIC: waiting(1, 2), CONTINUOUS: waiting(1, 2, tokens_per_s=2000.0)}
-    return {one.claim: one.word for one in verdicts({VARIABLE: offline}, {(pattern, VARIABLE): by_name})}
-
-
-def test_claims_are_confirmed_where_the_figures_say_so() -> None:
-    by_name = {STATIC: waiting(100, 400), "predictive": waiting(50, 100), CONTINUOUS: waiting(60, 140)}
-    assert words(by_name, STEADY) == {
-        "static for high concurrency": "refuted",
-        "predictive for steady load": "confirmed",
-        "static jitters": "confirmed",
-    }
-    found = words({"dynamic-32": waiting(50, 100), CONTINUOUS: waiting(50, 130)}, BURSTS)
-    assert found["dynamic for fluctuating load"] == "confirmed"
-
-
-def test_a_difference_within_noise_decides_no_claim() -> None:
-    for p99_ms in (90, 110):
-        found = words({"dynamic-32": waiting(50, 100), CONTINUOUS: waiting(50, p99_ms)}, BURSTS)
-        assert found["dynamic for fluctuating load"] == "undecided, within noise"
-
-
-def test_claims_are_refuted_where_another_strategy_is_better() -> None:
-    by_name = {STATIC: waiting(100, 150), "predictive": waiting(50, 200), CONTINUOUS: waiting(60, 120)}
-    found = words(by_name, STEADY)
-    assert (found["predictive for steady load"], found["static jitters"]) == ("refuted", "refuted")
-    found = words({"dynamic-32": waiting(50, 300), CONTINUOUS: waiting(50, 99)}, RAMP)
-    assert found["dynamic for fluctuating load"] == "refuted"
-
-
-def test_a_short_p99_of_few_answers_is_no_best() -> None:
-    by_name = {"dynamic-32": waiting(5, 10, success=0.5), CONTINUOUS: waiting(50, 99)}
-    assert shortest_p99(by_name) == CONTINUOUS
-    assert words(by_name, BURSTS)["dynamic for fluctuating load"] == "refuted"
-    table = which_when({VARIABLE: {STATIC: FIGURES, CONTINUOUS: FIGURES}}, {(BURSTS, VARIABLE): by_name})
-    assert [cells[0] for cells in table] == [
-        "all at once, variable lengths, by tokens/s",
-        "bursts, variable lengths, by p99",
-    ]
-    assert table[1][1:] == ("continuous (99 ms)", "dynamic-32 (10 ms)")
-
-
-# The field's further claims.
-
-
-def at_speed(tokens_per_s: float) -> Figures:
-    return dataclasses.replace(FIGURES, tokens_per_s=tokens_per_s, requests_per_s=tokens_per_s / 10)
-
-
-def test_prompts_of_each_kind_make_the_rule_take_both_of_its_sizes() -> None:
-    lengths = [(prompt, 5) for prompt in (10, 60, 200, 90)] * 64
-    policy = candidates()[0].policy
-    assert policy is not None
-    taken = {}
-    for kind in (SHORT, LONG, BLOCKS):
-        batcher = Batcher(policy)
-        found = [
-            batch
-            for number, (prompt, output) in enumerate(prompts_of(kind, lengths))
-            for batch in batcher.on_arrive(BatchItem(str(number), prompt, output), 0.0)
-        ]
-        found += batcher.close(0.0)
-        for batch in found:  # it grows
-            for item in batch.items:
-                found += batcher.on_end(item.item_id, 1.0)
-        taken[kind] = {len(batch.items) for batch in found}
-    assert (taken[SHORT], taken[LONG]) == ({64}, {16})
-    assert taken[BLOCKS] >= {64, 16}
-
-
-def test_the_rule_by_length_is_judged_against_the_best_static_size_and_batching_against_none() -> None:
-    names = {
-        AWARE: 120.0,
-        "static-64": 100.0,
-        "static-32": 90.0,
-        "static-16": 80.0,
-        CONTINUOUS: 150.0,
-        ONE_AT_A_TIME: 30.0,
-    }
-    better = {name: at_speed(speed) for name, speed in names.items()}
-    slower = better | {AWARE: at_speed(85.0), ONE_AT_A_TIME: at_speed(100.0)}
-    found = [(one.claim, one.word) for one in length_verdicts({SHORT: better, LONG: slower})]
-    assert found == [
-        (AWARE, "confirmed"),
-        ("batching gives 3 to 10 times", "confirmed"),
-        (AWARE, "refuted"),
-        ("batching gives 3 to 10 times", "refuted"),
-    ]
-
-
-def test_the_fields_batch_and_queue_are_judged_in_overload() -> None:
-    names = [one.name for one in (*swept(), *queued())]
-    by_name = {name: {0.7: at_speed(1.0), 1.5: at_speed(100.0)} for name in names}
-    by_name["batch 64 / 30 ms"] = {0.7: at_speed(1.0), 1.5: at_speed(130.0)}
-    batch, queue = sweep_verdicts(by_name)
-    assert (batch.word, batch.where) == ("refuted", "150% of capacity")
-    assert queue.word == "undecided, within noise"
-    assert [one.policy.max_queued for one in queued() if one.policy is not None] == [64, 128, 512, 1024]
-
-
 def test_every_strategy_says_what_forming_its_batches_costs() -> None:
     found = {name: complexity(one.policy) for name, one in strategies(32).items()}
     assert found[CONTINUOUS] == found[GATED] == "O(1), none"
@@ -374,20 +216,6 @@ def test_without_a_gpu_its_use_is_not_measured(monkeypatch: pytest.MonkeyPatch) 
     with GpuUse() as gpu:
         pass
     assert gpu.share is None
-
-
-# Embeddings.
-
-
-def test_embeddings_are_counted_after_the_warm_part_of_their_window() -> None:
-    rows = [Row(number, 10, 1, at - 0.1, at, at, at, Ended.DONE) for number, at in enumerate((0.1, 1.0, 1.5, 2.5))]
-    found = embedding_figures(Ran(rows, 2.5, 4, 0.004), 2.0)
-    assert (found.requests_per_s, found.tokens_per_s) == (pytest.approx(2 / 1.6), pytest.approx(20 / 1.6))
-    assert found.latency_p50_ms == pytest.approx(100.0)
-    assert found.cpu_us == pytest.approx(1000.0)
-    faster = dataclasses.replace(found, tokens_per_s=2 * found.tokens_per_s)
-    cases = {(VARIABLE, 8): {embeddings.OWN: found, embeddings.SORTED: faster, embeddings.DYNAMIC: found}}
-    assert faster_than_own(cases) == {embeddings.SORTED: 1, embeddings.DYNAMIC: 0}
 
 
 # The whole.
@@ -431,12 +259,6 @@ def test_an_engine_that_does_not_start_is_an_error_with_its_last_words() -> None
     settings = settings_of("simulated", 4, simulated={"kv_cache_tokens": 16})
     with pytest.raises(BenchmarkError, match="kv_cache_tokens"), engine_process(settings):
         pass
-
-
-def test_beside_more_than_the_headline_it_compares_two_strategies_by_as_many_requests() -> None:
-    assert options_of(["--load"]).brief
-    assert options_of(["--load"]).requests == options_of([]).requests
-    assert not options_of(["--load", "--strategies", "predictive"]).brief
 
 
 @pytest.mark.long

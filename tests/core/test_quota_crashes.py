@@ -316,6 +316,20 @@ def test_two_engines_do_not_load_together_because_the_actor_died_between_them() 
     assert shell.engine(second).may_load
 
 
+def test_reports_of_several_engines_are_answered_as_one_by_one() -> None:
+    alone = Shell()
+    together = Shell()
+    reports = [EngineReport(name, "m", (Rank("n", device),), 60, 60, slots=4) for device, name in enumerate("ef")]
+    for _ in range(2):
+        replies = [alone.engine(report) for report in reports]
+        assert together.quota.on_engines(reports, together.now) == replies
+        together.store()
+        pairs = zip(reports, replies, strict=True)
+        reports = [replace(report, holds=reply.holds, kv_tokens=TOKENS) for report, reply in pairs]
+    assert together.stored == alone.stored
+    assert [together.quota.ledger.phase(name) for name in "ef"] == [Phase.COMMITTED, Phase.COMMITTED]
+
+
 def test_routers_that_speak_of_an_engine_that_has_gone_leave_nothing_behind() -> None:
     shell = Shell()
     shell.runs("e")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -49,3 +51,23 @@ def read_until(connection: socket.socket, mark: bytes) -> bytes:
         assert piece, f"the server closed after {seen!r}"
         seen += piece
     return seen
+
+
+@contextlib.contextmanager
+def reading(connection: socket.socket) -> Iterator[None]:
+    """Read all that comes for the block, then close: whoever never reads is cut off once the buffers are full."""
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # it is closed
+            while connection.recv(65536):
+                pass
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the server may have closed first
+            connection.shutdown(socket.SHUT_RDWR)
+        reader.join()
+        connection.close()

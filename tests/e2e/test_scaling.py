@@ -139,6 +139,12 @@ def is_idle(look: Look) -> bool:
     return (look.ongoing, look.waiting) == (0, 0)
 
 
+def advice(stack: Stack) -> tuple[int | None, bool]:
+    """What the second policy wants for the quick model, and whether it knows the slots of its replicas."""
+    (model,) = [one for one in stack.get("/admin/status").json()["models"] if one["name"] == QUICK]
+    return model["advised"], f"at {SLOTS} slots a replica" in model["advice"]
+
+
 def test_zero_to_three_to_zero_to_one_without_a_failed_request(
     three: Stack, watch: Watch, pool: ThreadPoolExecutor
 ) -> None:
@@ -146,6 +152,8 @@ def test_zero_to_three_to_zero_to_one_without_a_failed_request(
     began = time.monotonic()
     with steady(pool, three, 12, tokens=200) as statuses:
         seen(watch, QUICK, at(3), "three replicas", began)
+        # 12 requests and twice their root, by what routers and engines report
+        wait_until(lambda: advice(three), SETTLE_S, "its advice", wanted=(3, True), poll_s=PERIOD_S)
     assert set(statuses) == {200}
     seen(watch, QUICK, at(0), "no replica any more")
     assert ask(three, QUICK, 5).status_code == 200

@@ -72,7 +72,7 @@ def configured(tokens: dict[str, Any] | None = None) -> dict[str, Any]:
                 "cpus_per_rank": 0.5,
             },
             {"name": EMBED, "engine": "simulated", "max_num_seqs": 8, "task": "embed", "cpus_per_rank": 0.5},
-            scaled(QUICK, 0.5),
+            scaled(QUICK, 0.5, advise="slo"),
             scaled(SLOW, SLOW_START_S * slow, downscale_to_zero_delay_s=SLOW_IDLE_S),
         ],
         "router": {"replicas": ROUTERS},

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.engine.simulated import Sequence, SequenceState, SimulatedScheduler
+from serve_app.engine.simulated.scheduler import Sequence, SequenceState, SimulatedScheduler
 from tests.effort import examples
 
 

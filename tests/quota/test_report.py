@@ -40,7 +40,7 @@ from serve_app.core.shared_queue.messages import (
     ModelPolicy,
     RouterEvent,
 )
-from serve_app.quota.report import figures, model_figures
+from serve_app.quota.report import figures
 from serve_app.router.metrics import ClusterAnswers, cluster_families
 from serve_app.store import StoreFigures
 from serve_app.types import RequestClass
@@ -352,7 +352,7 @@ def test_figures_for_batches_tell_by_model_what_is_busy_and_what_waits() -> None
         nonlocal seq
         quota.on_exchange(RouterMessage("r", 1, 3, seq, more, 0, 0), 0.1 * seq)
         seq += len(more)
-        return model_figures(quota)
+        return quota.model_figures()
 
     def arrival(name: str, level: RequestClass, slots: int = 1) -> Arrive:
         return Arrive("m", Arrival(name, level, "t", slots, 10), 0.0)

@@ -103,7 +103,8 @@ def test_every_setting_of_a_model_but_the_live_ones_replaces_its_replicas(field:
 
 @pytest.mark.parametrize("field", fields(AutoscaleSettings))
 def test_no_scaling_bound_replaces_a_replica(field: str) -> None:
-    value = {"min_replicas": 0, "metrics_interval_s": 2.0, "count_batch_rows": True}.get(field, 7)
+    values = {"min_replicas": 0, "metrics_interval_s": 2.0, "count_batch_rows": True, "policy": "slo", "advise": "slo"}
+    value = values.get(field, 7)
     assert value != getattr(MODEL.replicas, field)
     bounds = {"max_replicas": 9, field: value}
     assert version(changed("replicas", bounds)) == version(MODEL)

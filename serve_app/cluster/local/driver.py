@@ -17,7 +17,7 @@ from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ig
 from ray.serve.context import _disconnect
 from ray.serve.exceptions import RayServeException
 
-from autoscaling.operations import HEAD_RESOURCE, application, status
+from autoscaling.operations import HEAD_RESOURCE, application, serve_controller, status
 from serve_app.cluster.local.reachability import require_cluster
 from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
 from serve_app.errors import Unavailable
@@ -111,7 +111,7 @@ def deployed() -> dict[str, Any]:
 def shut_down() -> None:
     """End Serve and its replicas within SERVE_SHUTDOWN_S, and disconnect."""
     try:
-        application.serve_client().shutdown(timeout_s=SERVE_SHUTDOWN_S)  # serve.shutdown() is the same with 30 s
+        serve_controller.serve_client().shutdown(timeout_s=SERVE_SHUTDOWN_S)  # serve.shutdown() is the same with 30 s
         end_head_actors()  # they outlive the application
     except RayServeException:
         return  # Serve was never started

@@ -39,8 +39,10 @@ class FadingHistogram:
         """Add a value; `is_cut_off`: the true value is this or more. Amortised O(1)."""
         size = len(self._observed)
         bucket = 0 if value <= 1.0 else min(int(math.log2(value) * BUCKETS_PER_OCTAVE), size - 1)
-        self._lowest = min(self._lowest, bucket)
-        self._highest = max(self._highest, bucket)
+        if bucket < self._lowest:
+            self._lowest = bucket
+        if bucket > self._highest:
+            self._highest = bucket
         if is_cut_off:
             if self._censored is None:
                 self._censored = array("f", bytes(4 * size))

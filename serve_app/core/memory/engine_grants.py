@@ -127,7 +127,7 @@ class EngineGrants:
         if engine.ran_since is None and report.kv_tokens:
             engine.ran_since = now
         engine.is_loading = engine.is_loading or (report.loading and not report.kv_tokens)
-        if unplaced_demands(report) and len(report.ranks) == 1:
+        if len(report.ranks) == 1 and report.ranks[0].device is None:
             self.last_requests[report.model] = (report.wanted_bytes, report.least_bytes)
         if owner not in self._ledger and not frozen:
             self._grant_waiting()
@@ -234,7 +234,7 @@ class EngineGrants:
 
     def free_for_new(self) -> dict[str, int]:
         """Free bytes by device, zero if a waiting engine could use it."""
-        free = {use.device.key: use.free_bytes for use in self._ledger.devices()}
+        free = self._ledger.free_bytes()
         for engine in self._waiting():
             free |= dict.fromkeys(usable_devices(engine.report, free), 0)
         return free
@@ -245,8 +245,8 @@ class EngineGrants:
         if owner not in self._ledger:
             if report.holds:
                 self._ledger.reserve(owner, LeaseKind.ENGINE, owner, report.holds)
-        elif (lease := self._ledger.lease(owner)).phase is Phase.ENDING:
-            if tuple(report.holds) != lease.holds:
+        elif self._ledger.phase(owner) is Phase.ENDING:
+            if tuple(report.holds) != self._ledger.lease(owner).holds:
                 raise LeaseConflict(f"a part of the memory of {owner} is gone with its node")
             self._ledger.revive(owner)
 
@@ -270,7 +270,7 @@ class EngineGrants:
         for engine in self._waiting():
             if self._ledger.knows(engine.report.owner):
                 self._take_reservation(engine)
-        free = {use.device.key: use.free_bytes for use in self._ledger.devices()}
+        free = self._ledger.free_bytes()
         for engine in self._waiting():
             owner = engine.report.owner
             try:

@@ -297,9 +297,14 @@ class Ledger:
         """Raises LeaseNotFound."""
         return self._require_lease(lease_id).view()
 
-    def leases(self, kind: LeaseKind | None = None) -> Iterator[Lease]:
-        """All leases, or all of a kind. O(n)."""
-        return (lease.view() for lease in self._leases.values() if kind is None or lease.kind is kind)
+    def phase(self, lease_id: str) -> Phase:
+        """The phase of a lease. Raises LeaseNotFound."""
+        return self._require_lease(lease_id).phase
+
+    def leases(self, kind: LeaseKind | None = None, phase: Phase | None = None) -> Iterator[Lease]:
+        """All leases, or all of a kind, in a phase. O(n)."""
+        of_kind = (lease for lease in self._leases.values() if kind is None or lease.kind is kind)
+        return (lease.view() for lease in of_kind if phase is None or lease.phase is phase)
 
     def leases_on(self, name: str) -> list[Lease]:
         """The leases on a device or a lease, oldest first. Raises LeaseNotFound."""
@@ -324,6 +329,10 @@ class Ledger:
     def devices(self) -> list[DeviceUse]:
         """All devices with their leased bytes."""
         return [DeviceUse(device, node.space.held) for device, node in self._devices.values()]
+
+    def free_bytes(self) -> dict[str, int]:
+        """Free bytes of each device, by its key."""
+        return {key: device.capacity_bytes - node.space.held for key, (device, node) in self._devices.items()}
 
     # Inside
 

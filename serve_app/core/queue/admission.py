@@ -365,6 +365,8 @@ class Admission:
         self._now = now = max(now, self._now)
         busy = self.capacity.used - self.scheduler.unmeasured_slots
         self.scheduler.drain_rate.advance(now, busy, self.capacity.slots)
+        if not self.queue.by_id:
+            return []
         actions: list[Action] = []
         while (deadline := self.queue.next_deadline()) is not None and deadline[0] <= now:
             actions.append(self._remove_and_refuse(deadline[1], RefusalReason.DEADLINE))

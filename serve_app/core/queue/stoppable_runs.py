@@ -94,7 +94,9 @@ class StoppableRuns:
     def add(self, run: GrantedRequest) -> None:
         level = run.arrival.request_class
         self._insert(run)
-        held = self._on.setdefault(run.replica_id, _OnReplica())
+        held = self._on.get(run.replica_id)
+        if held is None:
+            held = self._on[run.replica_id] = _OnReplica()
         held.runs[level][run.arrival.request_id] = run
         held.slots[level] += run.arrival.slots
         held.tokens[level] += run.arrival.cost
@@ -125,12 +127,14 @@ class StoppableRuns:
     ) -> list[tuple[int, float, int, GrantedRequest]]:
         """Those of a replica that may stop now for a waiting request, the cheapest first: class, what it loses, number.
         O(requests there)."""
+        level = waiting.arrival.request_class
         found = []
-        for runs in self._on[replica_id].runs[: waiting.arrival.request_class + 1]:
+        for of, runs in zip(RequestClass, self._on[replica_id].runs[: level + 1], strict=False):
+            least_s = _protection_s(of, level, 0)  # first: most have not run for so long
             found += [
-                (run.arrival.request_class, run.lost(now), run.number, run)
+                (of, run.lost(now), run.number, run)
                 for run in runs.values()
-                if stoppable_from(run, waiting, now) <= now
+                if run.granted_s + least_s <= now and stoppable_from(run, waiting, now) <= now
             ]
         return sorted(found, key=itemgetter(0, 1, 2))
 

@@ -82,17 +82,19 @@ class ReplicaChoice:
 
 
 class HashRing:
-    """Names and their points. `add` and `remove` pass over all points once; finding a key's point is O(log points)."""
+    """Names and their points. `remove` and the first `walk` after an `add` pass over all points once; finding a key's
+    point is O(log points)."""
 
     def __init__(self) -> None:
         self._points: list[tuple[int, str]] = []
+        self._is_sorted = True
 
     def add(self, name: str) -> None:
         """Add a name that is not on the ring."""
         texts = (f"{number}\0{name}" for number in range(POINTS_PER_REPLICA // _POINTS_PER_DIGEST))
         digests = (hashlib.blake2b(text.encode("utf-8", "surrogatepass"), person=b"point").digest() for text in texts)
         self._points += [(point, name) for digest in digests for (point,) in struct.iter_unpack(">Q", digest)]
-        self._points.sort()
+        self._is_sorted = False
 
     def remove(self, name: str) -> None:
         self._points = [entry for entry in self._points if entry[1] != name]
@@ -100,6 +102,9 @@ class HashRing:
     def walk(self, key: str) -> Iterator[str]:
         """The names at all points, once around from the key's point: the key's home first, with repeated names."""
         points = self._points
+        if not self._is_sorted:
+            points.sort()
+            self._is_sorted = True
         digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"key").digest()
         start = bisect_left(points, (int.from_bytes(digest), ""))
         for index in range(start, start + len(points)):

@@ -186,7 +186,9 @@ class RouterCredit:
 
     def _index(self, engine: str, account: RouterAccount) -> None:
         self.changed.add(engine)
-        open_ones = self.engines_with_credit.setdefault(account.model, KeyedHeap())
+        open_ones = self.engines_with_credit.get(account.model)
+        if open_ones is None:
+            open_ones = self.engines_with_credit[account.model] = KeyedHeap()
         if account.usable and account.credit_slots > 0:
             wanted = min(account.credit_slots, account.target_slots)  # what is above that draws no request there
             open_ones.set(engine, (-wanted, account.last_grant))

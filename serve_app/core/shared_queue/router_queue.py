@@ -31,10 +31,12 @@ from dataclasses import replace
 from serve_app.core.limits import LimitAction, LimitDecision, LimitedRequest, RouterLimits
 from serve_app.core.memory import NodeProcesses
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse, WaitReason
+from serve_app.core.receipts import ServiceLevel
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.applied_actions import AppliedActions
 from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
+from serve_app.core.shared_queue.in_time import in_time
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount
 from serve_app.core.shared_queue.router_credit import RouterCredit
 from serve_app.core.shared_queue.router_pending import PendingRequest, PendingRequests
@@ -195,6 +197,10 @@ class RouterQueue:
             classes = router_session.figures[model].classes
             waiting = {level: max(classes[level].waiting, waiting[level]) for level in RequestClass}
         return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
+
+    def in_time(self, model: str, levels: Mapping[RequestClass, ServiceLevel]) -> float:
+        """How many of this router's waiting requests start within their class's level (`shared_queue.in_time`)."""
+        return in_time(self.pending.count_by_class(model), self.router_session.figures.get(model), levels)
 
     def ticket_of(self, request_id: str) -> str:
         """The id of a waiting request at the actor; empty: it has none yet."""

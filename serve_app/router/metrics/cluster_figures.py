@@ -121,6 +121,8 @@ def _add_wanted(
             families.add(ClusterFigure.REPLICAS_WANTED, decision["wanted"], model)
             families.add(ClusterFigure.REPLICAS_TARGET, decision["target"], model)
             families.add(ClusterFigure.REPLICAS_REASON, 1, model, decision["cause"])
+            if "advised" in decision:
+                families.add(ClusterFigure.REPLICAS_ADVISED, decision["advised"], model)
 
 
 def _add_model_rows(families: Families, rows: Mapping[str, RowCounts], models: Collection[str]) -> None:

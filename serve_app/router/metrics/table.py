@@ -376,6 +376,9 @@ class ClusterFigure(Enum):
         "serve_app_replicas_short", "gauge", OF_MODEL, "1: scaling wants more replicas, and memory for them lacks"
     )
     REPLICAS_WANTED = MetricRow("serve_app_replicas_wanted", "gauge", OF_MODEL, "replicas that scaling wants now")
+    REPLICAS_ADVISED = MetricRow(
+        "serve_app_replicas_advised", "gauge", OF_MODEL, "replicas that the policy of `replicas.advise` would want"
+    )
     REPLICAS_TARGET = MetricRow("serve_app_replicas_target", "gauge", OF_MODEL, "the same after the delays")
     REPLICAS_REASON = MetricRow(
         "serve_app_replicas_wanted_reason",

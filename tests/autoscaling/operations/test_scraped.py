@@ -31,7 +31,8 @@ def test_a_decision_of_our_policy_is_read_as_it_was_made() -> None:
     _, states = ScalingPolicy(clock=serve.clock)(serve.contexts())
     deployment = DeploymentID(name=ENGINE, app_name=APPLICATION)
     found = scraped.decisions_here(controller({deployment: states[ENGINE]}))
-    assert found == {ENGINE: {"cause": "max_replicas", "wanted": 3, "target": 1}}
+    assert found[ENGINE].pop("reason").endswith("max_replicas is 3")
+    assert found == {ENGINE: {"policy": "ongoing", "cause": "max_replicas", "wanted": 3, "target": 1}}
 
 
 @pytest.mark.parametrize("states", [None, {}, {DeploymentID(name="router"): {}}])

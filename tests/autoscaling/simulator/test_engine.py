@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from autoscaling.simulator.engine import SimulatedBatch, SimulatedSequence
 from autoscaling.simulator.profiles import EngineProfile
-from serve_app.engine.simulated import Sequence, SequenceState, SimulatedScheduler
+from serve_app.engine.simulated.scheduler import Sequence, SequenceState, SimulatedScheduler
 from tests.effort import examples
 
 # Binary fractions: sums of steps are then exact, whether they are added one by one or multiplied.

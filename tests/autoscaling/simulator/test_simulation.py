@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaling.simulator import ModelPlan, NodePlan, ScalingPlan, SimulatedRequest, World
+from autoscaling.simulator import BatchPlan, ModelPlan, NodePlan, ScalingPlan, SimulatedRequest, World
 from autoscaling.simulator.profiles import GB
 from autoscaling.simulator.world import ClassPlan, ReplicaDeath, RouterSilence
 from serve_app.core.limits import Limits
@@ -153,7 +153,18 @@ def test_low_requests_stop_for_high_ones_and_lose_no_token() -> None:
     for end in ends[4:]:
         assert end.first_s is not None
         assert end.first_s - end.offered_s < 0.5
-    assert sum(end.runs for end in ends[:4]) > 4
+    stopped = [end for end in ends[:4] if end.runs > 1]
+    assert stopped
+    assert all(20 < end.again_tokens < end.runs * (20 + 300) for end in stopped)
+    assert not any(end.again_tokens for end in ends if end.runs == 1)
+
+
+def test_in_a_world_without_preemption_high_ones_wait_for_an_end() -> None:
+    low = [request(0.0, 300, LOW) for _ in range(4)]
+    _, ends = simulated(world(preempts=False), [*low, request(2.0, 20, HIGH)])
+    assert {end.runs for end in ends} == {1}
+    assert ends[4].granted_s is not None
+    assert ends[4].granted_s >= min(end.ended_s for end in ends[:4])
 
 
 def test_a_request_that_cannot_start_by_its_deadline_is_refused_and_an_impatient_client_leaves() -> None:
@@ -191,6 +202,7 @@ def test_requests_of_a_session_stay_on_one_replica() -> None:
         (lambda: World(()), "models"),
         (lambda: world(nodes=replace(NODES, gpu_bytes=GB // 2)), "nodes"),
         (lambda: world(faults=(ReplicaDeath(1.0, "x"),)), "faults"),
+        (lambda: world(batches=(BatchPlan("b", 0.0, "t", "x", [(1, 1)]),)), "batches"),
         (lambda: world(faults=(RouterSilence(1.0, 1.0, 7),)), "faults"),
         (lambda: world(ScalingPlan(2, 1)), "min_replicas"),
         (lambda: simulated(world(), [request(0.0, model="x")]), "model"),

@@ -11,7 +11,7 @@ from autoscaling.simulator.requests import RequestEnd
 from autoscaling.simulator.summary import TimeHistogram
 from serve_app.types import Outcome, RequestClass
 
-OK = RequestEnd(0, RequestClass.HIGH, "t", "m", 10.0, 10.0, 10.5, 12.0, 5, 20, Outcome.OK, "", "m-1", 1, True)
+OK = RequestEnd(0, RequestClass.HIGH, "t", "m", 10.0, 10.0, 10.5, 12.0, 5, 20, Outcome.OK, "", "m-1", 1, 0, True)
 
 
 def test_a_refusal_has_missed_the_level_and_a_bad_request_was_not_offered() -> None:

@@ -51,9 +51,18 @@ def test_the_state_of_an_application_is_reported_in_our_words() -> None:
             "ongoing": None,
             "waiting": None,
             "why": "a fixed number",
+            "advised": None,
+            "advice": "",
         }
     ]
     assert seen["routers"] == [replica]
+    advised = {"policy": "ongoing", "reason": "5 wanted", "advised": 4, "advice": "4 are enough"}
+    (shown,) = describe(details("RUNNING", "HEALTHY"), ["a--b"], {}, {"engine-a--b": advised})["models"]
+    assert (shown["advised"], shown["advice"], shown["why"]) == (4, "4 are enough", "a fixed number")
+    (decided,) = describe(
+        details("RUNNING", "HEALTHY"), ["a--b"], {}, {"engine-a--b": {"policy": "slo", "reason": "3 wanted"}}
+    )["models"]
+    assert decided["why"] == "3 wanted", "the policy has seen more than the present numbers"
     assert describe(details("RUNNING", "HEALTHY"), [])["models"][0]["name"] == "a/b"
     assert describe(details("RUNNING", "HEALTHY", proxy="STARTING"), [])["state"] == "starting"
     assert describe(details("DEPLOYING", "UPDATING"), [])["state"] == "starting"

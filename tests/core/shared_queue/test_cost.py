@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.actor_events import SLOTS, add_engine
-from benchmarks.exchange import Router, connected
+from benchmarks.exchange import SLOTS, Router, add_engine, connected
 from serve_app.core.memory import Device, SessionRequest, session_name
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue.messages import AccountReport, Amount, EngineReachability, RouterMessage
-from serve_app.quota.report import model_figures
 from tests.core.interpreter_steps import steps
 from tests.core.shared_queue.world import MODEL, World
 
@@ -144,7 +142,7 @@ def test_the_figures_of_the_models_do_not_look_at_each_router() -> None:
         for number, router in enumerate(routers):
             router.say(quota, (AccountReport((Amount("e0", 1, 10),), (), 0),), 0.1)
             assert quota.queue.in_use("e0") == (number + 1, 10 * (number + 1))
-        return steps(lambda: model_figures(quota))
+        return steps(quota.model_figures)
 
     assert figures_steps(16) < 1.1 * figures_steps(2)
 

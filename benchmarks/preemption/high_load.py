@@ -1,6 +1,6 @@
-"""Interactive clients in an open loop: each request goes out at its moment, whatever became of the others.
+"""Clients of class `high` in an open loop: each request goes out at its moment, whatever became of the others.
 
-Invariant: moments, classes and texts come from the seed; a request's time counts from its moment, so a client that is
+Invariant: moments and texts come from the seed; a request's time counts from its moment, so a client that is
 late itself is not hidden.
 """
 
@@ -18,16 +18,14 @@ import httpx
 from benchmarks.common.scaling_stack import MODEL, Stage
 
 HIGH = "high"
-NORMAL = "normal"
 CLIENT_S = 120.0  # above any answer here
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One request: seconds after the load's beginning, its class, its prompt."""
+    """One request: seconds after the load's beginning, its prompt."""
 
     at_s: float
-    level: str
     prompt: str
 
 
@@ -41,7 +39,6 @@ class Answered:
     """
 
     at_s: float
-    level: str
     first_s: float
     ended_s: float
     failure: str = ""
@@ -50,18 +47,17 @@ class Answered:
     late_s: float = 0.0
 
 
-def poisson(seed: int, per_s: float, span_s: float, high: float) -> list[Planned]:
-    """Requests at random moments, so many a second on average; `high`: the part of that class, the rest is `normal`."""
+def poisson(seed: int, per_s: float, span_s: float) -> list[Planned]:
+    """Requests at random moments, so many a second on average."""
     draw = random.Random(f"{seed} interactive")
     at_s = 0.0
     found: list[Planned] = []
     while (at_s := at_s + draw.expovariate(per_s)) < span_s:
-        level = HIGH if draw.random() < high else NORMAL
-        found.append(Planned(at_s, level, f"person {len(found)} asks {draw.randrange(10**6)}"))
+        found.append(Planned(at_s, f"person {len(found)} asks {draw.randrange(10**6)}"))
     return found
 
 
-async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: bool) -> list[Answered]:
+async def run(stage: Stage, planned: Sequence[Planned], tokens: int) -> list[Answered]:
     """All of them to their end, then their receipts."""
     name = uuid.uuid4().hex
     limits = httpx.Limits(max_connections=None)
@@ -82,7 +78,7 @@ async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: 
                 async with client.stream(
                     "POST",
                     "/v1/completions",
-                    json=body | {"priority": request.level, "stream": stream},
+                    json=body | {"priority": HIGH, "stream": True},
                     headers={"x-request-id": f"{name}-{number}"},
                 ) as answer:
                     async for piece in answer.aiter_bytes():
@@ -92,7 +88,7 @@ async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: 
                     failure = "" if answer.status_code == 200 else str(answer.status_code)
             except httpx.HTTPError as error:
                 failure = repr(error)
-            return Answered(request.at_s, request.level, first_s, time.monotonic() - due, failure, late_s=late_s)
+            return Answered(request.at_s, first_s, time.monotonic() - due, failure, late_s=late_s)
 
         async def with_parts(number: int, answered: Answered) -> Answered:
             if answered.failure:

@@ -1,0 +1,1 @@
+"""Policies of scaling, compared on traces and synthetic loads in the simulator."""

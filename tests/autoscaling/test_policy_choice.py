@@ -1,0 +1,79 @@
+"""Which policy decides for a model and which one advises, from the settings to Serve's controller."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from pydantic import ValidationError
+
+from autoscaling.policies import POLICIES
+from autoscaling.ray_policy import ScalingPolicy
+from serve_app.app import scale
+from serve_app.names import ROUTER
+from serve_app.settings import DEFAULT_POLICY, AutoscaleSettings
+from serve_app.settings.model import PolicyName
+from serve_app.settings.serve_config import application
+from serve_app.settings.settings import Settings, parse
+from tests.autoscaling.fake_serve import ENGINE, FakeServe
+
+
+def settings(models: list[dict[str, Any]]) -> Settings:
+    return parse({"models": models})
+
+
+SCALED = {"min_replicas": 0, "max_replicas": 4}
+
+
+def test_the_settings_name_every_policy() -> None:
+    assert get_args(PolicyName) == tuple(POLICIES)
+    assert DEFAULT_POLICY in POLICIES
+
+
+def test_one_that_advises_is_another_one_than_decides() -> None:
+    with pytest.raises(ValidationError, match="advise names 'slo', which is the policy that decides"):
+        AutoscaleSettings(policy="slo", advise="slo")
+
+
+def test_the_controller_gets_the_names_of_what_is_not_the_default() -> None:
+    models: list[dict[str, Any]] = [
+        {"name": "org/m", "replicas": SCALED | {"policy": "slo"}},
+        {"name": "advised", "replicas": SCALED | {"advise": "slo"}},
+        {"name": "usual", "replicas": SCALED},
+    ]
+    policy = application(settings(models=models).without_secrets())["autoscaling_policy"]
+    found = policy["policy_kwargs"]["policies"]
+    assert list(found.values()) == [["slo", None], ["ongoing", "slo"]]
+    serve = FakeServe(target=2, engines=("e1", "e2"))
+    serve.router_tells("r1", waiting=0, granted=30)
+    _, states = ScalingPolicy(clock=serve.clock, policies=found)(serve.contexts())
+    assert states[ENGINE]["reason"].startswith("30.0 requests run or would start too late")
+
+
+def test_advice_changes_nothing() -> None:
+    serve = FakeServe(target=2, engines=("e1", "e2"))
+    serve.router_tells("r1", waiting=0, granted=30)
+    alone, _ = ScalingPolicy(clock=serve.clock)(serve.contexts())
+    advised, states = ScalingPolicy(clock=serve.clock, policies={ENGINE: ("ongoing", "slo")})(serve.contexts())
+    assert advised == alone == {ENGINE: 3}
+    assert states[ENGINE]["advised"] == 5
+    assert states[ENGINE]["advice"].endswith("5 wanted")
+
+
+def test_what_engines_and_routers_report_reaches_the_policy() -> None:
+    serve = FakeServe(target=2, engines=("e1", "e2"))
+    serve.router_tells("r1", waiting=20, granted=10)
+    serve.tell(ROUTER, "r1", **{"in_time_org/m": 20.0})
+    for engine in serve.engines:
+        serve.tell(ENGINE, engine, ongoing=5, slots=4.0, start_s=12.0)
+    _, states = ScalingPolicy(clock=serve.clock, policies={ENGINE: ("slo", None)})(serve.contexts())
+    assert states[ENGINE]["reason"].startswith("10.0 requests run or would start too late")
+    assert "at 4 slots a replica" in states[ENGINE]["reason"]
+
+
+def test_serve_does_not_delay_what_a_policy_with_own_delays_decides() -> None:
+    (model,) = settings(models=[{"name": "m", "replicas": SCALED | {"policy": "slo"}}]).models
+    found = scale(model)["autoscaling_config"]
+    assert (found.upscale_delay_s, found.downscale_delay_s, found.downscale_to_zero_delay_s) == (0.0, 0.0, 120.0)
+    (usual,) = settings(models=[{"name": "m", "replicas": SCALED}]).models
+    assert scale(usual)["autoscaling_config"].upscale_delay_s == 30.0
