@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -57,7 +57,7 @@ AMPLE = 40
 WARM_S = 300.0
 LAST_S = 300.0  # for what waits at the end
 SHARE = 0.99  # of the attainment of ample replicas
-TRIES = 7
+TRIES = 6
 BAR = 0.20
 BAR_START_S = 30.0
 OWN_DELAYS = ServeDelays()  # of `ongoing`, as shipped
@@ -235,12 +235,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"{processor()}; {versions()}")
     cases = [(name, start_s) for start_s in starts for name in names]
     with ProcessPoolExecutor(options.processes) as pool:
-        coming = [pool.submit(compared, name, start_s, arms, options.data) for name, start_s in cases]
+        coming = {pool.submit(compared, name, start_s, arms, options.data): (name, start_s) for name, start_s in cases}
         turns = [pool.submit(_actions, name, load, options.data) for load in (CONSTANT, FLAPPING) for name in OURS]
-        outcomes = [one.result() for one in track(coming, "loads", console=Console(stderr=True))]
+        found = {}
+        for ended in track(as_completed(coming), "loads", len(cases), console=Console(stderr=True)):
+            found[coming[ended]] = ended.result()
+            console.print(_table({coming[ended]: ended.result()}))  # an hour and more for all
         actions = [answer.result() for answer in turns]
-    found = dict(zip(cases, outcomes, strict=True))
-    console.print(_table(found))
     constant = dict(zip(OURS, actions[: len(OURS)], strict=True))
     flapping = dict(zip(OURS, actions[len(OURS) :], strict=True))
     write_json(summary_of(found, arms) | {"actions_constant_load": constant, "actions_flapping_load": flapping})
