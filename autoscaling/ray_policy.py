@@ -170,7 +170,7 @@ class ScalingPolicy:
 
     def _new(self, name: str) -> _Deployment:
         policy, advisor = self._policies.get(name, (DEFAULT_POLICY, None))
-        return _Deployment(POLICIES[policy](), advisor and POLICIES[advisor](), policy_name=policy)
+        return _Deployment(POLICIES[policy](), None if advisor is None else POLICIES[advisor](), policy_name=policy)
 
     def _routers(self, named: Mapping[str, Any], now: float) -> tuple[dict[str, RouterCounts], frozenset[Hashable]]:
         """The routers' counts, by engine deployment, and the running routers."""

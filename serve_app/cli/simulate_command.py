@@ -33,7 +33,6 @@ from serve_app.cli.simulate import (
 from serve_app.errors import BadRequest
 
 DEFAULT_ATTAINMENT = 0.99  # of a class: the field's usual objective
-DEFAULT_POLICY = next(iter(POLICIES))
 COLUMNS = ("arm", "replicas", "GPUs", "GPU hours", "cost", "refused", "changes")
 
 TraceOption = Annotated[
@@ -41,7 +40,11 @@ TraceOption = Annotated[
     typer.Option("--trace", help="Azure's or BurstGPT's CSV, Mooncake's JSON lines, or `requests --export`; also .gz."),
 ]
 PolicyOption = Annotated[
-    str, typer.Option("--policy", help=f"Policies to compare, with commas between them: {', '.join(POLICIES)}.")
+    str | None,
+    typer.Option(
+        "--policy",
+        help=f"Policies to compare, with commas between them: {', '.join(POLICIES)}; by default the configuration's.",
+    ),
 ]
 WhatIfOption = Annotated[
     list[str] | None,
@@ -67,7 +70,7 @@ LevelOption = Annotated[
 class WorldOptions:
     """The options of what is simulated."""
 
-    policy: PolicyOption = DEFAULT_POLICY
+    policy: PolicyOption = None
     what_if: WhatIfOption = None
     profile: ProfileOption = None
     level: LevelOption = None
@@ -156,7 +159,7 @@ def compared(planned: Planned, options: WorldOptions, scale: float) -> Compariso
         return simulating.world_of(each.settings, profiles_of(each), bound)
 
     worlds = {text: world_of(each) for text, each in planned.changes.items()}
-    arms = simulating.arms_of(_policies(options.policy), world_of(planned.base), worlds)
+    arms = simulating.arms_of(_policies(options.policy, planned.base), world_of(planned.base), worlds)
     found = _run_all(arms, planned.load, options.attainment)
     profiles = profiles_of(planned.base)
     return Comparison(
@@ -170,7 +173,9 @@ def compared(planned: Planned, options: WorldOptions, scale: float) -> Compariso
     )
 
 
-def _policies(text: str) -> list[str]:
+def _policies(text: str | None, configured: Configuration) -> list[str]:
+    if text is None:
+        return list(dict.fromkeys(model.replicas.policy for model in configured.settings.models))
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in POLICIES:

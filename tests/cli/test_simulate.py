@@ -111,11 +111,11 @@ def test_piped_each_arm_class_and_note_is_a_line(run: Run, files: Path) -> None:
 
 
 def test_a_terminal_shows_replicas_only_where_these_are_not_the_gpus() -> None:
-    single = arm("many changes", 3.0, 1.0, 1.0)
+    small = arm("many changes", 3.0, 1.0, 1.0)
     of_classes = "high in time|high p50|high p99|normal in time|normal p50|normal p99"
-    assert heads_of(single) == f"arm|GPUs|GPU hours|cost|refused|changes|{of_classes}"
-    two = replace(single, models=tuple(replace(model, gpus_per_replica=2) for model in single.models))
-    assert heads_of(two).startswith("arm|replicas|GPUs|")
+    assert heads_of(small) == f"arm|GPUs|GPU hours|cost|refused|changes|{of_classes}"
+    large = replace(small, models=tuple(replace(model, gpus_per_replica=2) for model in small.models))
+    assert heads_of(large).startswith("arm|replicas|GPUs|")
 
 
 def heads_of(shown: ArmResult) -> str:
