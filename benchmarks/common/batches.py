@@ -120,6 +120,16 @@ class BatchClient:
     def batch(self, batch_id: str) -> openai.types.Batch:
         return persisting(lambda: self.sdk.batches.retrieve(batch_id), self.bound_s)
 
+    def cancel(self, batch_id: str) -> None:
+        persisting(lambda: self.sdk.batches.cancel(batch_id), self.bound_s)
+
+    def until_over(self, batch_id: str, bound_s: float, poll_s: float = 0.5) -> openai.types.Batch:
+        """The batch once its state does not change any more, or as it is after `bound_s`."""
+        deadline = time.monotonic() + bound_s
+        while (batch := self.batch(batch_id)).status not in OVER and time.monotonic() < deadline:
+            time.sleep(poll_s)  # bound: bound_s
+        return batch
+
     def content(self, file_id: str | None) -> str:
         """A file's text; nothing where there is no such file."""
         if not file_id:
