@@ -8,6 +8,7 @@ a `RunSeries`.
 Never: reads a clock, a file or the machine's randomness; one seed gives one history.
 """
 
+from autoscaling.simulator.calibration import DecodeSample, PrefillSample, StepModel, fitted
 from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.exchange import RouterLink, VirtualActor
 from autoscaling.simulator.profiles import PROFILES, EngineProfile
@@ -28,10 +29,12 @@ __all__ = [
     "BatchPlan",
     "ClassPlan",
     "Clock",
+    "DecodeSample",
     "EngineProfile",
     "ModelPlan",
     "NodePlan",
     "Obstacle",
+    "PrefillSample",
     "RequestEnd",
     "RouterLink",
     "RunSeries",
@@ -39,10 +42,12 @@ __all__ = [
     "ServeDelays",
     "SimulatedRequest",
     "Simulation",
+    "StepModel",
     "Summary",
     "SyntheticLoad",
     "VirtualActor",
     "World",
+    "fitted",
     "read_trace",
     "step_for",
 ]

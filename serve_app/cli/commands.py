@@ -1,6 +1,6 @@
 """The command line: `serve-app up | check | deploy | export | status | logs | doctor | quota | defrag | drain |
-explain | requests | history | events | top | keys | batch | usage | audit | simulate | scaling | support-bundle |
-chat | down | help`.
+explain | requests | history | events | top | keys | batch | usage | audit | simulate | scaling | calibrate |
+support-bundle | chat | down | help`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
@@ -25,6 +25,7 @@ from serve_app import settings as configuration
 from serve_app.cli import (
     audit,
     batch_commands,
+    calibrate,
     compare,
     instances,
     key_commands,
@@ -113,6 +114,7 @@ command(app)(records.events)
 command(app)(compare.compare)
 command(app)(simulate_command.simulate)
 command(app)(scaling.scaling)
+command(app)(calibrate.calibrate)
 command(app)(top.top)
 command(app, "support-bundle")(support_bundle.support_bundle)
 
