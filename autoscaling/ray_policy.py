@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -223,7 +223,9 @@ class ScalingPolicy:
         )
         memory = self.deployments[name]
         decision = memory.policy.decide(signals)
-        memory.advice = None if memory.advisor is None else memory.advisor.decide(signals)
+        if memory.advisor is not None:  # of its own last number: what the other one wants is no start of its own
+            advised = signals.target if memory.advice is None else memory.advice.replicas
+            memory.advice = memory.advisor.decide(replace(signals, target=advised))
         if self._placing is not None:
             more = max(0, decision.replicas - max(signals.target, signals.min_replicas, 1))
             decision = within_scale_up_limit(

@@ -60,6 +60,22 @@ def test_advice_changes_nothing() -> None:
     assert states[ENGINE]["advice"].endswith("5 wanted")
 
 
+def test_advice_goes_on_from_its_own_number() -> None:
+    """While a replica starts, a policy keeps its target; that of another one is not its own."""
+    serve = FakeServe(target=4, engines=("e1", "e2"))
+    policy = ScalingPolicy(clock=serve.clock, policies={ENGINE: ("slo", "ongoing")})
+    numbers = []
+    for second in range(20):
+        serve.now += 1.0
+        serve.router_tells("r1", waiting=0, granted=12)
+        for engine in serve.engines:
+            serve.tell(ENGINE, engine, ongoing=6, slots=8.0, start_s=12.0)
+        serve.target = 2 if second < 10 else 4
+        _, states = policy(serve.contexts())
+        numbers.append(states[ENGINE]["advised"])
+    assert set(numbers) == {2}
+
+
 def test_what_engines_and_routers_report_reaches_the_policy() -> None:
     serve = FakeServe(target=2, engines=("e1", "e2"))
     serve.router_tells("r1", waiting=20, granted=10)
