@@ -70,7 +70,7 @@ def operator_view(found: Found) -> Plain:
     for known in _known(found):
         entry = _model(known)
         entry["reason"] = cut(known.state.get("message") or known.state.get("cause") or "")
-        entry["why"] = cut(known.state.get("why") or "")
+        entry["why"] = "; ".join(filter(None, (cut(known.state.get("why") or ""), _advice(known.state))))
         entry["waiting"] = _waiting(found, known.name)
         entry["queues"] = [_queue(row) for row in rows if row.model == known.name]
         entry["replicas"] = [replicas.shown(one) for one in shown.first("replicas", replicas.of(known), MAX_REPLICAS)]
@@ -151,6 +151,12 @@ def _known(found: Found) -> list[_Known]:
             running = max((part.running.get(name, 0) for part in found.routers.values()), default=0)
         known.append(_Known(name, facts, state, running))
     return known
+
+
+def _advice(state: Mapping[str, Any]) -> str:
+    """What a second policy would want; empty: there is none."""
+    advised = state.get("advised")
+    return "" if advised is None else cut(f"{advised} advised: {state.get('advice', '')}")
 
 
 def _model(known: _Known) -> Plain:

@@ -82,6 +82,14 @@ def test_of_a_thousand_waiting_tenants_the_largest_are_named_and_the_others_are_
     assert own["models"][0]["queues"][0]["waiting"] == 1, "however few wait of a tenant that watches"
 
 
+def test_an_operator_sees_what_a_second_policy_advises_and_a_tenant_does_not() -> None:
+    known = state(why="2 wanted")
+    known["models"][0] |= {"advised": 4, "advice": "too many would start too late"}
+    found = Found("now", {"chat": LiveModel(10)}, known, quota=QuotaPart(figures(), (), {}))
+    assert operator_view(found)["models"][0]["why"] == "2 wanted; 4 advised: too many would start too late"
+    assert tenant_view(found, ACME, None)["models"][0]["why"] == ""
+
+
 def test_a_large_deployment_fits_into_what_is_sent_and_says_what_was_left_off() -> None:
     names = [f"model-{number}" for number in range(40)]
     rows = tuple(
