@@ -25,11 +25,13 @@ from autoscaling.placement_hook import StartPlacer, placer_of_this_process
 from autoscaling.policies import (
     POLICIES,
     STALE_INTERVALS,
+    BudgetedModel,
     Cause,
     Decision,
     OngoingRequestsPolicy,
     ReplicaPolicy,
     Signals,
+    within_gpu_budget,
     within_scale_up_limit,
 )
 from autoscaling.readings import RouterCounts
@@ -69,6 +71,7 @@ class _Deployment:
     advisor: ReplicaPolicy | None = None
     advice: Decision | None = None  # its last one
     policy_name: str = DEFAULT_POLICY
+    signals: Signals | None = None  # of the last decision
     reports: Reports = field(default_factory=dict)
     target: int | None = None  # the last one; a change is logged with its reason
     reason: str = ""
@@ -89,6 +92,7 @@ class ScalingPolicy:
         clock: seconds, monotonic.
         policies: by deployment, the names of the policy that decides and of one that advises, or None; a deployment
             that is missing has the default and no advice.
+        budget: `max_gpus` of all these deployments together, and `gpus` of a replica, by deployment; None: no bound.
         starts: arguments of `placer_of_this_process`; None: Ray alone decides where engines start.
         placing: a start placer instead of it, for tests.
         unplaced: for tests.
@@ -99,6 +103,7 @@ class ScalingPolicy:
         clock: Callable[[], float] = time.monotonic,
         starts: Mapping[str, Any] | None = None,
         policies: Mapping[str, tuple[str, str | None]] = MappingProxyType({}),
+        budget: Mapping[str, Any] | None = None,
         placing: StartPlacer | None = None,
         unplaced: UnplacedReplicas | None = None,
     ) -> None:
@@ -109,6 +114,7 @@ class ScalingPolicy:
         self._placing = placing
         self._unplaced = unplaced or UnplacedReplicas()
         self._policies = policies
+        self._budget = budget
         if starts is not None:
             try:
                 self._placing = placer_of_this_process(**starts)
@@ -146,24 +152,25 @@ class ScalingPolicy:
         states: States = {}
         scaled = {name: (context.running_replicas, context.target_num_replicas) for name, (_, context) in named.items()}
         self._events.on_deployments(scaled | {name: (one.running, one.target) for name, one in unplaced.items()})
-        for name, (deployment, context) in named.items():
-            target = context.target_num_replicas
+        decided: dict[str, Decision] = {}
+        for name, (_, context) in named.items():
             if name == ROUTER:
                 continue
             try:
                 known = counts.get(name, RouterCounts())
-                decision = self._decide(name, context, known, routers, unplaced.get(name, NONE), now)
-                # Instead of Serve's count, which includes each channel, call of `info` and cold start call. Serve reads
-                # it later: for its log and gauge, and, if no replica runs, to start one replica without a policy. In
-                # that case it gets zero, since the policy may want several replicas at once.
-                context.total_num_requests = decision.load if context.current_num_replicas else 0.0
-                decisions[deployment] = decision.replicas
-                memory = self.deployments[name]
-                states[deployment] = _state(decision, target, memory.advice) | {"policy": memory.policy_name}
+                decided[name] = self._decide(name, context, known, routers, unplaced.get(name, NONE), now)
             except Exception as error:  # noqa: BLE001 - an error of one model must not affect others
                 self._failed(name, error)
-                decisions[deployment] = target
-                states[deployment] = _state(Decision(target, 0.0, "the policy failed", Cause.FAILED), target)
+                decided[name] = Decision(context.target_num_replicas, 0.0, "the policy failed", Cause.FAILED)
+        for name, decision in self._within_budget(named, decided).items():
+            deployment, context = named[name]
+            # Instead of Serve's count, which includes each channel, call of `info` and cold start call. Serve reads it
+            # later: for its log and gauge, and, if no replica runs, to start one replica without a policy. In that case
+            # it gets zero, since the policy may want several replicas at once.
+            if decision.cause is not Cause.FAILED:
+                context.total_num_requests = decision.load if context.current_num_replicas else 0.0
+            decisions[deployment] = decision.replicas
+            states[deployment] = self._kept(name, decision, context.target_num_replicas)
         snapshots = {name: memory.snapshot for name, memory in self.deployments.items() if memory.snapshot}
         self._events.snapshot(snapshots, now, time.time())
         return decisions, states
@@ -231,12 +238,33 @@ class ScalingPolicy:
             decision = within_scale_up_limit(
                 decision, more, self._placing.scale_up_limit(context.deployment_id, signals.target, more)
             )
-        if memory.target is not None and memory.target != signals.target:
-            self._events.on_target(name, memory.target, signals.target, memory.reason)
-        memory.target = signals.target
-        memory.reason = decision.reason
-        memory.snapshot = _snapshot_of(signals, decision)
+        memory.signals = signals
         return decision
+
+    def _within_budget(
+        self, named: Mapping[str, tuple[Any, AutoscalingContext]], decided: Mapping[str, Decision]
+    ) -> Mapping[str, Decision]:
+        """The decisions within the bound of all GPUs, if there is one."""
+        if self._budget is None:
+            return decided
+        gpus = self._budget["gpus"]
+        models = [
+            BudgetedModel(name, named[name][1].target_num_replicas, decision, gpus.get(name, 0.0))
+            for name, decision in decided.items()
+        ]
+        return within_gpu_budget(models, self._budget["max_gpus"])
+
+    def _kept(self, name: str, decision: Decision, target: int) -> dict[str, Any]:
+        """Keep a decision for the events, and as what Serve shows of it."""
+        memory = self.deployments[name]
+        if decision.cause is Cause.FAILED or memory.signals is None:
+            return _state(decision, target)
+        if memory.target is not None and memory.target != target:
+            self._events.on_target(name, memory.target, target, memory.reason)
+        memory.target = target
+        memory.reason = decision.reason
+        memory.snapshot = _snapshot_of(memory.signals, decision)
+        return _state(decision, target, memory.advice) | {"policy": memory.policy_name}
 
     def _usable(
         self, name: str, context: AutoscalingContext, raw: readings.Raw, now: float

@@ -5,6 +5,7 @@ In: `Signals`, with the time in them. Out: a `Decision` with its reason.
 Never: reads a clock or asks Ray; standard library only.
 """
 
+from autoscaling.policies.gpu_budget import BudgetedModel, within_gpu_budget
 from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy, within_scale_up_limit
 from autoscaling.policies.registry import POLICIES, ReplicaPolicy
 from autoscaling.policies.signals import STALE_INTERVALS, Cause, Decision, ScaleUpLimit, Signals
@@ -13,6 +14,7 @@ from autoscaling.policies.slo import HighestSince, SloPolicy
 __all__ = [
     "POLICIES",
     "STALE_INTERVALS",
+    "BudgetedModel",
     "Cause",
     "Decision",
     "HighestSince",
@@ -21,5 +23,6 @@ __all__ = [
     "ScaleUpLimit",
     "Signals",
     "SloPolicy",
+    "within_gpu_budget",
     "within_scale_up_limit",
 ]

@@ -27,6 +27,7 @@ class Cause(StrEnum):
     ROLLOUT = "rollout"  # kept, because running replicas have to be replaced and there is no room for more
     FAILED = "failed"  # kept, because the policy failed
     MEMORY = "memory"  # fewer than the load needs: memory for more lacks
+    MAX_GPUS = "max_gpus"  # fewer than the load needs: the bound of all models
     MIN_REPLICAS = "min_replicas"
     MAX_REPLICAS = "max_replicas"
 

@@ -344,6 +344,12 @@ class ModelSettings(FrozenSettings):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def gpus(self) -> float:
+        """GPUs of a replica, where machines have some."""
+        usual = 1.0 if self.engine == "vllm" else 0.0
+        return self.ranks * (usual if self.gpus_per_rank is None else self.gpus_per_rank)
+
+    @property
     def effective_session_slots(self) -> int:
         """Sequences kept for sessions; a pooling model has none: nothing of its requests stays in the cache."""
         return self.session_slots if self.task == "generate" else 0

@@ -56,6 +56,12 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
     }
     if named:
         kwargs["policies"] = named
+    if settings.scaling.max_gpus is not None:
+        fixed = sum(one.replicas.min_replicas * one.gpus for one in settings.models if not one.replicas.autoscaled)
+        kwargs["budget"] = {
+            "max_gpus": settings.scaling.max_gpus - fixed,
+            "gpus": {deployment_of(one.name): one.gpus for one in settings.models if one.replicas.autoscaled},
+        }
     if placed:
         kwargs["starts"] = {
             "application": APPLICATION,

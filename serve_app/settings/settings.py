@@ -387,6 +387,12 @@ class RecordSettings(FrozenSettings):
     max_bytes: int = Field(DEFAULT_RECORD_BYTES, ge=2**20, le=2**40)
 
 
+class ScalingSettings(FrozenSettings):
+    """Scaling of all models together."""
+
+    max_gpus: float | None = Field(None, gt=0, le=MAX_COUNT)  # of all replicas; None: no bound
+
+
 class RouterSettings(FrozenSettings):
     """The router deployment."""
 
@@ -403,6 +409,7 @@ class Settings(FrozenSettings):
     admission: AdmissionSettings = AdmissionSettings()
     http: HttpSettings = HttpSettings()
     router: RouterSettings = RouterSettings()
+    scaling: ScalingSettings = ScalingSettings()
     quota: QuotaSettings = QuotaSettings()
     sessions: SessionSettings = SessionSettings()
     store: StoreSettings = StoreSettings()
@@ -427,6 +434,11 @@ class Settings(FrozenSettings):
             if by_deployment[deployment_of(name)] != name:
                 raise ValueError(f"models: {name!r} and {by_deployment[deployment_of(name)]!r} are the same for Serve")
         check_routes(self.routes, names)
+        least = sum(model.replicas.min_replicas * model.gpus for model in self.models)
+        if self.scaling.max_gpus is not None and least > self.scaling.max_gpus:
+            raise ValueError(
+                f"scaling.max_gpus is {self.scaling.max_gpus:g}, and min_replicas of all models take {least:g} GPUs"
+            )
         from_zero = [model.name for model in self.models if not model.replicas.min_replicas]
         if from_zero and not self.admission.max_queued:
             raise ValueError(

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from autoscaling.policies import POLICIES
 from autoscaling.ray_policy import ScalingPolicy
 from serve_app.app import scale
-from serve_app.names import ROUTER
+from serve_app.errors import ConfigError
+from serve_app.names import ROUTER, deployment_of
 from serve_app.settings import DEFAULT_POLICY, AutoscaleSettings
 from serve_app.settings.model import PolicyName
 from serve_app.settings.serve_config import application
@@ -18,8 +19,8 @@ from serve_app.settings.settings import Settings, parse
 from tests.autoscaling.fake_serve import ENGINE, FakeServe
 
 
-def settings(models: list[dict[str, Any]]) -> Settings:
-    return parse({"models": models})
+def settings(models: list[dict[str, Any]], **more: Any) -> Settings:
+    return parse({"models": models, **more})
 
 
 SCALED = {"min_replicas": 0, "max_replicas": 4}
@@ -93,3 +94,26 @@ def test_serve_does_not_delay_what_a_policy_with_own_delays_decides() -> None:
     assert (found.upscale_delay_s, found.downscale_delay_s, found.downscale_to_zero_delay_s) == (0.0, 0.0, 120.0)
     (usual,) = settings(models=[{"name": "m", "replicas": SCALED}]).models
     assert scale(usual)["autoscaling_config"].upscale_delay_s == 30.0
+
+
+def test_all_models_share_a_bound_of_gpus_less_what_fixed_ones_take() -> None:
+    models: list[dict[str, Any]] = [
+        {"name": "org/m", "replicas": SCALED, "tensor_parallel_size": 2},
+        {"name": "fixed", "replicas": {"min_replicas": 3, "max_replicas": 3}},
+        {"name": "sim", "engine": "simulated", "replicas": SCALED},
+    ]
+    policy = application(settings(models, scaling={"max_gpus": 8}).without_secrets())["autoscaling_policy"]
+    budget = policy["policy_kwargs"]["budget"]
+    assert budget == {"max_gpus": 5.0, "gpus": {ENGINE: 2.0, deployment_of("sim"): 0.0}}
+    serve = FakeServe(target=1, engines=("e1",))
+    serve.router_tells("r1", waiting=0, granted=40)
+    decisions, states = ScalingPolicy(clock=serve.clock, budget=budget)(serve.contexts())
+    assert decisions == {ENGINE: 2}
+    assert states[ENGINE]["cause"] == "max_gpus"
+    assert states[ENGINE]["reason"].endswith("2 not started: scaling.max_gpus is 5 for all models")
+
+
+def test_a_bound_below_the_least_of_all_models_is_refused() -> None:
+    models = [{"name": "m", "replicas": {"min_replicas": 2, "max_replicas": 4}, "tensor_parallel_size": 4}]
+    with pytest.raises(ConfigError, match="max_gpus is 6, and min_replicas of all models take 8 GPUs"):
+        settings(models, scaling={"max_gpus": 6})

@@ -36,6 +36,7 @@ CLOSED: dict[str, Any] = {
     "http.cors_origins": ["https://evil.example"],
     "http.console": False,
     "http.tls": {"certificate": "/etc/shadow", "key": "/etc/shadow"},
+    "scaling.max_gpus": 1e6,
     "store.url": "sqlite:////etc/passwd",
     "store.audit_days": 1,
     "responses.store_by_default": True,

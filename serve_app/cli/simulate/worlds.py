@@ -150,6 +150,8 @@ def _not_simulated(settings: Settings) -> Iterator[str]:
         for name in ("batching", "max_long_seqs", "max_model_len", "kv_cache_gb", "accelerator_type"):
             if getattr(model, name) is not None:
                 yield f"models.{name}"
+    if settings.scaling.max_gpus is not None:
+        yield "scaling.max_gpus"
     for name, each in settings.admission.classes.items():
         if each.itl_slo_s is not None:
             yield f"admission.classes.{name}.itl_slo_s"
