@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.errors import ConfigError, Unavailable
-from serve_app.names import ONGOING
+from serve_app.names import ONGOING, SLOTS, START_S
 from serve_app.settings import AutoscaleSettings, parse
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, Router
@@ -21,16 +21,17 @@ def test_an_engine_tells_its_requests() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1")
         engine = cluster["r1"].engine
-        assert await engine.record_autoscaling_stats() == {ONGOING: 0}
+        reported = await engine.record_autoscaling_stats()
+        assert reported == {ONGOING: 0, SLOTS: engine.engine_info.slots, START_S: engine.engine_info.start_s}
         routers = [await Router(cluster, name, routers=2).start() for name in ("a", "b")]
         asked = [router.asking(LONG) for router in routers for _ in range(2)]
         await until(lambda: cluster["r1"].work == 4, SOON_S, "two of each run")
-        assert await engine.record_autoscaling_stats() == {ONGOING: 4}
+        assert (await engine.record_autoscaling_stats())[ONGOING] == 4
         for request in asked:
             request.cancel()
         await asyncio.wait(asked)
         await until(lambda: not cluster["r1"].work, SOON_S, "they are aborted")
-        assert await engine.record_autoscaling_stats() == {ONGOING: 0}
+        assert (await engine.record_autoscaling_stats())[ONGOING] == 0
 
     run(scenario)
 
