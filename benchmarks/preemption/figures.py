@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.batch_fill.figures import Window, engine_figures, first_tokens, p99, pooled
+from benchmarks.batch_fill.load import HIGH
 from benchmarks.preemption.low_load import Completion, LowAnswer, wrong
-from benchmarks.preemption.windows import Window, engine_figures, first_tokens, p99, parts_of
 
 # what the first token of `high` may cost beside a full engine
 STEPS = 2
@@ -56,7 +57,7 @@ def result(
     alone: Sequence[Window], beside: Sequence[Window], rounds: Sequence[LowRound], right: Mapping[int, Completion]
 ) -> dict[str, Any]:
     """The figures of all rounds."""
-    first = [p99(first_tokens(windows)) for windows in (alone, beside)]
+    first = [p99(pooled(windows, first=True, levels=(HIGH,))) for windows in (alone, beside)]
     step_s = float(np.mean([window.step_s for window in beside]))
     answers = [answer for one in rounds for answer in one.answers]
     stops = [count for one in rounds for count in one.preempted.values()]
@@ -78,7 +79,7 @@ def result(
         "low_failed": sum(bool(answer.failure) for answer in answers),
         "low_failures": sorted({answer.failure for answer in answers if answer.failure})[:3],
         "tokens": {"prefilled": prefilled, "again": again, "computed": computed},
-        "first_token": {"alone": parts_of(alone), "beside": parts_of(beside)},
+        "first_token": {"alone": first_tokens(alone), "beside": first_tokens(beside)},
         "failed": sum(bool(one.failure) for window in (*alone, *beside) for one in window.answers),
     }
 

@@ -28,6 +28,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.batch_fill.figures import Counters, Window
+from benchmarks.batch_fill.load import poisson, run
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
@@ -43,9 +45,7 @@ from benchmarks.preemption.figures import (
     result,
     verdicts,
 )
-from benchmarks.preemption.high_load import poisson, run
 from benchmarks.preemption.low_load import Completion, LowAnswer, LowClients, Question, questions_of, undisturbed
-from benchmarks.preemption.windows import Counters, Window
 
 SIMULATED = "simulated"
 REAL = "vllm"
@@ -145,8 +145,8 @@ class Measurement:
     async def _window(self, seed: int) -> Window:
         """`high` for a ramp and a window; the answers to those who came in the window."""
         shape = self._shape
-        planned = poisson(seed, shape.high_per_s, RAMP_S + self._window_s)
-        load = asyncio.create_task(run(self._stage, planned, shape.high_tokens))
+        planned = poisson(seed, shape.high_per_s, RAMP_S + self._window_s, high=1.0)
+        load = asyncio.create_task(run(self._stage, planned, shape.high_tokens, stream=True))
         await asyncio.sleep(RAMP_S)
         before = await asyncio.to_thread(self._counters)
         await asyncio.sleep(self._window_s)
@@ -213,11 +213,12 @@ def table_of(found: dict[str, Any]) -> Table:
     }
     for name, is_met in verdicts(found).items():
         table.add_row(name, str(found[name]), bars[name], "met" if is_met else "missed")
-    for name, parts in found["first_token"].items():
-        for part in ("all", "late", "queue", "engine", "outside") if parts else ():
-            spans = parts if part == "all" else parts[part]
-            quantiles = ", ".join(f"{1000 * spans[f'p{q}_s']:.0f}" for q in (50, 95, 99))
-            table.add_row(f"first token of high {name}, {part}", f"{quantiles} ms", "", "p50, p95, p99")
+    for name, first in found["first_token"].items():
+        for level, parts in first.items():
+            for part in ("all", "late", "queue", "engine", "outside"):
+                spans = parts if part == "all" else parts[part]
+                quantiles = ", ".join(f"{1000 * spans[f'p{q}_s']:.0f}" for q in (50, 95, 99))
+                table.add_row(f"first token of {level} {name}, {part}", f"{quantiles} ms", "", "p50, p95, p99")
     return table
 
 

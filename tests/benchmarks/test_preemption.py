@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from benchmarks.batch_fill.figures import MIN_P99, Counters, Window
+from benchmarks.batch_fill.load import HIGH, Answered
 from benchmarks.preemption.figures import LowRound, TokenCounters, result, verdicts
-from benchmarks.preemption.high_load import Answered
 from benchmarks.preemption.low_load import Completion, LowAnswer, answer_of, completion_of, questions_of, wrong
 from benchmarks.preemption.main import SHAPES, configuration, options_of, table_of
-from benchmarks.preemption.windows import MIN_P99, Counters, Window
 from serve_app.settings import parse
 
 RIGHT = Completion("a b", "length", 3, 2)
@@ -18,7 +18,7 @@ RIGHT = Completion("a b", "length", 3, 2)
 
 def window(first_s: float, step_s: float = 0.01) -> Window:
     """Of 10 s, with as many answers as a p99 needs."""
-    answers = [Answered(0.0, first_s, first_s + 1.0)] * MIN_P99
+    answers = [Answered(0.0, HIGH, first_s, first_s + 1.0)] * MIN_P99
     return Window(answers, Counters(0.0, 0.0, 0.0), Counters(10.0, 10.0 / step_s, 0.0))
 
 
