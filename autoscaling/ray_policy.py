@@ -170,7 +170,11 @@ class ScalingPolicy:
             if decision.cause is not Cause.FAILED:
                 context.total_num_requests = decision.load if context.current_num_replicas else 0.0
             decisions[deployment] = decision.replicas
-            states[deployment] = self._kept(name, decision, context.target_num_replicas)
+            states[deployment] = _state(decision, context.target_num_replicas)
+            try:
+                states[deployment] = self._kept(name, decision, context.target_num_replicas)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._failed(name, error)
         snapshots = {name: memory.snapshot for name, memory in self.deployments.items() if memory.snapshot}
         self._events.snapshot(snapshots, now, time.time())
         return decisions, states
@@ -230,9 +234,7 @@ class ScalingPolicy:
         )
         memory = self.deployments[name]
         decision = memory.policy.decide(signals)
-        if memory.advisor is not None:  # of its own last number: what the other one wants is no start of its own
-            advised = signals.target if memory.advice is None else memory.advice.replicas
-            memory.advice = memory.advisor.decide(replace(signals, target=advised))
+        self._advise(name, memory, signals)
         if self._placing is not None:
             more = max(0, decision.replicas - max(signals.target, signals.min_replicas, 1))
             decision = within_scale_up_limit(
@@ -240,6 +242,17 @@ class ScalingPolicy:
             )
         memory.signals = signals
         return decision
+
+    def _advise(self, name: str, memory: _Deployment, signals: Signals) -> None:
+        """Ask the second policy, of its own last number: what the other one wants is no start of its own."""
+        if memory.advisor is None:
+            return
+        advised = signals.target if memory.advice is None else memory.advice.replicas
+        memory.advice = None
+        try:
+            memory.advice = memory.advisor.decide(replace(signals, target=advised))
+        except Exception as error:  # noqa: BLE001 - advice changes nothing, not even so
+            self._failed(name, error)
 
     def _within_budget(
         self, named: Mapping[str, tuple[Any, AutoscalingContext]], decided: Mapping[str, Decision]

@@ -7,7 +7,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from autoscaling.policies import POLICIES
+from autoscaling import ray_policy
+from autoscaling.policies import POLICIES, Decision, Signals
 from autoscaling.ray_policy import ScalingPolicy
 from serve_app.app import scale
 from serve_app.errors import ConfigError
@@ -59,6 +60,22 @@ def test_advice_changes_nothing() -> None:
     assert advised == alone == {ENGINE: 3}
     assert states[ENGINE]["advised"] == 5
     assert states[ENGINE]["advice"].endswith("5 wanted")
+
+
+def test_an_advisor_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        has_own_delays = True
+
+        def decide(self, signals: Signals) -> Decision:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(ray_policy, "POLICIES", {**POLICIES, "slo": Failing})
+    serve = FakeServe(target=2, engines=("e1", "e2"))
+    serve.router_tells("r1", waiting=0, granted=30)
+    decisions, states = ScalingPolicy(clock=serve.clock, policies={ENGINE: ("ongoing", "slo")})(serve.contexts())
+    assert decisions == {ENGINE: 3}
+    assert states[ENGINE]["cause"] == "load"
+    assert "advised" not in states[ENGINE]
 
 
 def test_advice_goes_on_from_its_own_number() -> None:
