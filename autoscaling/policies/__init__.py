@@ -7,6 +7,7 @@ Never: reads a clock or asks Ray; standard library only.
 
 from autoscaling.policies.gpu_budget import BudgetedModel, within_gpu_budget
 from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy, within_scale_up_limit
+from autoscaling.policies.predictive import PredictivePolicy
 from autoscaling.policies.registry import POLICIES, ReplicaPolicy
 from autoscaling.policies.signals import STALE_INTERVALS, Cause, Decision, ScaleUpLimit, Signals
 from autoscaling.policies.slo import HighestSince, SloPolicy
@@ -19,6 +20,7 @@ __all__ = [
     "Decision",
     "HighestSince",
     "OngoingRequestsPolicy",
+    "PredictivePolicy",
     "ReplicaPolicy",
     "ScaleUpLimit",
     "Signals",

@@ -80,14 +80,22 @@ class ReplicaSizing(Protocol):
         """What was seen so far says nothing about what comes."""
 
 
+class ReplicaFloor(Protocol):
+    """The least number of replicas of one model, whether any runs or not."""
+
+    def decide(self, signals: Signals) -> Decision | None:
+        """The number, with its reason; None: nothing is known."""
+
+
 class RuledPolicy:
-    """A policy of one model: its sizing, and the rules above. `has_own_delays`: the sizing decides when, too; Serve's
-    delays would come on top."""
+    """A policy of one model: its sizing, a floor under it, and the rules above. `has_own_delays`: the sizing decides
+    when, too; Serve's delays would come on top."""
 
     has_own_delays = False
 
-    def __init__(self, sizing: ReplicaSizing) -> None:
+    def __init__(self, sizing: ReplicaSizing, floor: ReplicaFloor | None = None) -> None:
         self._sizing = sizing
+        self._floor = floor
         self._complete = False  # whether the newest signals were complete
         self._demanded_at: float | None = None  # when a request last waited for a replica that does not run yet
         self._wanted_at: float | None = None  # when the load last justified the present target, while a part starts
@@ -97,16 +105,17 @@ class RuledPolicy:
 
     def decide(self, signals: Signals) -> Decision:
         """The number of replicas, with its reason."""
+        floor = None if self._floor is None else self._floor.decide(signals)
         if not signals.running:
             self._sizing.forget()  # requests that waited for the first replica reach it at once
-            return bounded(signals, self._from_none(signals))
+            return bounded(signals, at_least(floor, self._from_none(signals)))
         self._demanded_at = None
         if signals.running >= signals.target:
             self._wanted_at = None
         if signals.complete and not self._complete:
             self._sizing.forget()  # the earlier values were incomplete
         self._complete = signals.complete
-        decision = self._sizing.decide(signals)
+        decision = at_least(floor, self._sizing.decide(signals))
         if decision.replicas < signals.target and not signals.complete:
             why = "not every router has reported its numbers"
             decision = kept(decision, signals.target, f"because {why}", Cause.UNREPORTED)
@@ -190,6 +199,11 @@ def by_load(signals: Signals, mean: float) -> Decision:
     else:
         cause = Cause.LOAD if needed else Cause.IDLE
     return Decision(replicas, mean, load_reason(signals, mean, replicas), cause)
+
+
+def at_least(floor: Decision | None, decision: Decision) -> Decision:
+    """The larger one; of equal ones the second."""
+    return decision if floor is None or floor.replicas <= decision.replicas else floor
 
 
 def kept(decision: Decision, replicas: int, why: str, cause: Cause) -> Decision:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy
+from autoscaling.policies.predictive import PredictivePolicy
 from autoscaling.policies.signals import Decision, Signals
 from autoscaling.policies.slo import SloPolicy
 
@@ -23,4 +24,5 @@ class ReplicaPolicy(Protocol):
 POLICIES: Mapping[str, Callable[[], ReplicaPolicy]] = {
     "ongoing": OngoingRequestsPolicy,
     "slo": SloPolicy,
+    "predictive": PredictivePolicy,
 }

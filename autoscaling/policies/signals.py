@@ -20,6 +20,7 @@ class Cause(StrEnum):
     LOAD = "load"  # the requests that wait and run
     LOOK_BACK = "look_back"  # the load's average: the present load alone would need another number
     ROWS = "batch_rows"  # only rows of batches, which keep one replica
+    FORECAST = "forecast"  # what earlier days had at this time
     COLD_START = "cold_start"  # requests wait, and no replica runs
     IDLE = "idle"  # nothing waits or runs
     STARTING = "starting"  # kept while a replica starts
@@ -56,6 +57,7 @@ class Signals:
         in_time: of those that wait, the requests that by the queue's own forecast start within their class's level.
         slots: requests that a running replica can run at once, in the mean; 0: not known.
         start_s: for how long the start of a replica has taken; 0: not known.
+        arrived_tokens_s, served_tokens_s: tokens of requests that came, and that were served, a second; 0: not known.
         now: seconds of one monotonic clock.
 
     Counts are finite and not negative (`readings.count`). Serve and the settings have checked the bounds.
@@ -81,6 +83,8 @@ class Signals:
     in_time: float = 0.0
     slots: float = 0.0
     start_s: float = 0.0
+    arrived_tokens_s: float = 0.0
+    served_tokens_s: float = 0.0
 
     @property
     def load(self) -> float:

@@ -70,10 +70,9 @@ class SloSizing:
         hurried = max(0.0, signals.load - signals.in_time)
         load = self._average.add(hurried, signals.now, within(LOOK_BACK_S, start_s))
         slots = signals.slots or signals.target_ongoing
-        root = math.sqrt(load)
-        needed = math.ceil((load + self._safety * root) / slots - ROUNDING)
+        needed = staffed(load, self._safety, slots)
         wanted = max(needed, 1 if load or signals.rows else 0)
-        safe = math.ceil((load + (self._safety + SPARE) * root) / slots - ROUNDING)
+        safe = staffed(load, self._safety + SPARE, slots)
         held = self._highest.add(max(wanted, safe), signals.now, within(HOLD_S, STARTS_HELD * start_s), signals.target)
         reason = (
             f"{load:.1f} requests run or would start too late, and {self._safety:g} times the root of it for their "
@@ -92,6 +91,11 @@ class SloPolicy(RuledPolicy):
 
     def __init__(self, safety: float = SAFETY) -> None:
         super().__init__(SloSizing(safety))
+
+
+def staffed(load: float, safety: float, slots: float) -> int:
+    """The replicas with slots for a load and `safety` times its root."""
+    return math.ceil((load + safety * math.sqrt(load)) / slots - ROUNDING)
 
 
 def within(bounds: tuple[float, float], value: float) -> float:

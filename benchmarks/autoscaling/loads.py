@@ -1,4 +1,5 @@
-"""The loads: two traces, synthetic clients, and steps, each at a rate that keeps eight replicas busy in the mean."""
+"""The loads: two traces, synthetic clients, steps, and a short day that comes back, each at a rate that keeps eight
+replicas busy in the mean."""
 
 from __future__ import annotations
 
@@ -18,18 +19,25 @@ SEEDS = (1, 2, 3)
 STEP_RATES = (0.5, 2.0, 4.0, 5.0, 1.0, 3.0)
 JITTER_S = 10.0  # between the copies of a request
 FLAP_S = 60.0
+WARM_S = 300.0
+SEASON_S = 900.0
+SPIKE_S = (420.0, 600.0)  # of a season
+SPIKE_RATE = 4.0  # over what comes otherwise
+SEASONAL = "seasonal"
 CONSTANT = "constant"
 FLAPPING = "flapping"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load. `slo_s`: the level of its first tokens."""
+    """A load. `slo_s`: the level of its first tokens. `season_s`: after which it comes back; None: never. `warm_s`: not measured."""
 
     name: str
     profile: EngineProfile
     slo_s: float
     requests: tuple[SimulatedRequest, ...]
+    season_s: float | None = None
+    warm_s: float = WARM_S
 
     def run_s(self, request: SimulatedRequest) -> float:
         """How long a request runs where half of the slots are taken."""
@@ -82,6 +90,15 @@ def _flapping() -> Iterator[SimulatedRequest]:
         yield SimulatedRequest(at_s, "flapping", RequestClass.NORMAL, MODEL, *CHAT.draw(draw))
 
 
+def _seasonal() -> Iterator[SimulatedRequest]:
+    """Three seasons with a spike each."""
+    draw = random.Random("seasonal")
+    at_s = 0.0
+    while (at_s := at_s + draw.expovariate(SPIKE_RATE)) < SPAN_S:
+        if SPIKE_S[0] <= at_s % SEASON_S < SPIKE_S[1] or draw.random() < 1.0 / SPIKE_RATE:
+            yield SimulatedRequest(at_s, "seasonal", RequestClass.NORMAL, MODEL, *CHAT.draw(draw))
+
+
 def loads(data: Path = DATA) -> dict[str, Load]:
     """By name. TraceMissingError: a trace is not in the folder."""
     small = _profile("8b-l4")
@@ -93,6 +110,8 @@ def loads(data: Path = DATA) -> dict[str, Load]:
         _scaled(CONSTANT, small, 5.0, list(_constant())),
         _scaled(FLAPPING, small, 5.0, list(_flapping())),
     ]
+    seasonal = _scaled(SEASONAL, small, 5.0, list(_seasonal()))
+    found.append(replace(seasonal, season_s=SEASON_S, warm_s=SEASON_S))
     for seed in SEEDS:
         # one class: what is compared is the number of replicas, not the order of service
         synthetic = SyntheticLoad(

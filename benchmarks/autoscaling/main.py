@@ -1,6 +1,6 @@
 """Policies of scaling: `python -m benchmarks.autoscaling [--loads azure,step] [--starts 5,30,90] [--quick]`.
 
-Seven loads (`loads`), each with starts of 5, 30 and 90 seconds, in the simulator: one router, replicas of an estimated
+Eight loads (`loads`), each with starts of 5, 30 and 90 seconds, in the simulator: one router, replicas of an estimated
 profile with eight slots. Arms are our policies and what others do (`baselines`), each swept on its one number until it
 meets the same attainment: 99% of that which forty replicas reach. Its cost is in replica hours from the sixth minute
 on, when all know the load; requests count from then on, too.
@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from autoscaling.policies import POLICIES, OngoingRequestsPolicy, ReplicaPolicy, SloPolicy
+from autoscaling.policies import POLICIES, OngoingRequestsPolicy, PredictivePolicy, ReplicaPolicy, SloPolicy
 from autoscaling.simulator import (
     AT_ONCE,
     SETTLE_S,
@@ -54,7 +54,6 @@ from serve_app.types import RequestClass
 
 STARTS_S = (5.0, 30.0, 90.0)
 AMPLE = 40
-WARM_S = 300.0
 LAST_S = 300.0  # for what waits at the end
 SHARE = 0.99  # of the attainment of ample replicas
 TRIES = 6
@@ -106,6 +105,7 @@ ARMS: Mapping[str, Arm] = {
     CLAIRVOYANT: Arm(_clairvoyant, 0.4, 4.0),
     STATIC: Arm(lambda number, load, start_s: Static(number), 4.0, float(AMPLE)),
     "slo": Arm(lambda safety, load, start_s: SloPolicy(safety), 0.02, 20.0),
+    "predictive": Arm(lambda safety, load, start_s: PredictivePolicy(safety, load.season_s or SPAN_S), 0.02, 20.0),
     "ongoing": Arm(partial(_by_target, Ongoing), 0.3, 8.0, OWN_DELAYS),
     "serve": Arm(partial(_by_target, ServeDefault), 0.3, 8.0, SERVE_DELAYS),
     "kpa": Arm(partial(_by_target, Kpa), 0.3, 8.0),
@@ -141,13 +141,13 @@ def run(load: Load, start_s: float, policy: ReplicaPolicy, number: float, delays
     summary = Summary()
 
     def consume(end: RequestEnd) -> None:
-        if end.offered_s >= SETTLE_S + WARM_S:
+        if end.offered_s >= SETTLE_S + load.warm_s:
             summary.add(end)
 
     simulation = Simulation(world, load.requests, consume, lambda plan: policy)
-    simulation.run_for(WARM_S)
+    simulation.run_for(load.warm_s)
     (before,) = simulation.use()
-    simulation.run_for(SPAN_S - WARM_S)
+    simulation.run_for(SPAN_S - load.warm_s)
     (after,) = simulation.use()
     simulation.run(LAST_S)
     actions = len(after.changes) - len(before.changes)
@@ -178,11 +178,16 @@ def least(load: Load, start_s: float, arm: Arm, goal: float) -> Outcome | None:
     return best
 
 
+def _is_compared(arm: str, load: Load) -> bool:
+    """A forecast by the time of day is `slo` where no season comes back."""
+    return arm != "predictive" or load.season_s is not None
+
+
 def compared(case: str, start_s: float, arms: Sequence[str], data: Path) -> dict[str, Outcome | None]:
     """All arms on one load."""
     load = _loads(data)[case]
     ample = _tried(load, start_s, ARMS[STATIC], AMPLE)
-    found = {arm: least(load, start_s, ARMS[arm], SHARE * ample.attainment) for arm in arms}
+    found = {arm: least(load, start_s, ARMS[arm], SHARE * ample.attainment) for arm in arms if _is_compared(arm, load)}
     found["ample"] = ample
     for name in OURS:
         found[f"{name} as shipped"] = run(load, start_s, POLICIES[name](), 0.0, OWN_DELAYS, round(1.25 * MEAN_REPLICAS))
@@ -191,7 +196,7 @@ def compared(case: str, start_s: float, arms: Sequence[str], data: Path) -> dict
 
 def regret(found: Mapping[str, Outcome | None], arm: str) -> float | None:
     """See the module; None: it does not meet the attainment."""
-    outcome, best, fixed = (found[name] for name in (arm, CLAIRVOYANT, STATIC))
+    outcome, best, fixed = (found.get(name) for name in (arm, CLAIRVOYANT, STATIC))
     if outcome is None or best is None or fixed is None or fixed.cost <= best.cost:
         return None
     return (outcome.cost - best.cost) / (fixed.cost - best.cost)
@@ -221,7 +226,7 @@ def _table(found: Mapping[tuple[str, float], Mapping[str, Outcome | None]]) -> T
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loads", default="azure,mooncake,step,clients-1,clients-2,clients-3")
+    parser.add_argument("--loads", default="azure,mooncake,step,seasonal,clients-1,clients-2,clients-3")
     parser.add_argument("--starts", default=",".join(f"{one:g}" for one in STARTS_S))
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--data", type=Path, default=DATA)

@@ -89,7 +89,7 @@ class FrozenSettings(BaseModel):
         return value
 
 
-PolicyName = Literal["ongoing", "slo"]  # the keys of `autoscaling.policies.POLICIES`
+PolicyName = Literal["ongoing", "slo", "predictive"]  # the keys of `autoscaling.policies.POLICIES`
 DEFAULT_POLICY: Final = "ongoing"
 
 

@@ -6,10 +6,12 @@ none does, the one whose worst class comes closest, with what most of that class
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from autoscaling.simulator import Obstacle
 from serve_app.cli.simulate.figures import ArmResult, ClassResult, MissedRequests, ModelResult, Recommendation
+from serve_app.settings import DEFAULT_POLICY
 
 CURRENCY = "$"  # of the profiles' prices
 
@@ -86,48 +88,55 @@ def _what_binds(worst: ClassResult, arm: ArmResult) -> str:
     model = next(each for each in arm.models if each.model == most.model)
     all_missed = sum(each.requests for each in worst.missed)
     part = most.requests if most.requests < all_missed else "all"
-    return f"Of its {all_missed} missed requests {part} {_WHY[Obstacle(most.why)](most, model)}."
+    why = _WHY[Obstacle(most.why)](most, model, has_target=arm.policy == DEFAULT_POLICY)
+    return f"Of its {all_missed} missed requests {part} {why}."
 
 
-def _limits(missed: MissedRequests, _: ModelResult) -> str:
+def _limits(missed: MissedRequests, _: ModelResult, *, has_target: bool) -> str:
     return f"were over the limits of their tenants at {missed.model}: raise these"
 
 
-def _failed(missed: MissedRequests, _: ModelResult) -> str:
+def _failed(missed: MissedRequests, _: ModelResult, *, has_target: bool) -> str:
     return f"lost their replicas of {missed.model}"
 
 
-def _gpus(missed: MissedRequests, _: ModelResult) -> str:
+def _gpus(missed: MissedRequests, _: ModelResult, *, has_target: bool) -> str:
     return f"came while a replica of {missed.model} found no GPU: give more with --gpus"
 
 
-def _max_replicas(missed: MissedRequests, model: ModelResult) -> str:
+def _max_replicas(missed: MissedRequests, model: ModelResult, *, has_target: bool) -> str:
     more = f"--what-if max_replicas={2 * model.max_replicas}"
     return f"waited while {missed.model} ran all of its max_replicas ({model.max_replicas}): try {more}"
 
 
-def _starts(missed: MissedRequests, model: ModelResult) -> str:
+def _starts(missed: MissedRequests, model: ModelResult, *, has_target: bool) -> str:
+    earlier = "or a lower target_ongoing_requests starts it earlier" if has_target else "starts it earlier"
     return (
         f"waited while a replica of {missed.model} started, which takes {model.start_s:.0f} s: a higher min_replicas "
-        "or a lower target_ongoing_requests starts it earlier, and a higher initial_replicas begins with more"
+        f"{earlier}, and a higher initial_replicas begins with more"
     )
 
 
-def _decision(missed: MissedRequests, _: ModelResult) -> str:
+def _decision(missed: MissedRequests, _: ModelResult, *, has_target: bool) -> str:
+    sooner = "a lower target_ongoing_requests or upscale_delay_s" if has_target else "a higher min_replicas"
+    return f"waited while no further replica of {missed.model} was started: try {sooner}"
+
+
+def _engine(missed: MissedRequests, _: ModelResult, *, has_target: bool) -> str:
+    fewer = "target_ongoing_requests or max_num_seqs" if has_target else "max_num_seqs"
     return (
-        f"waited while no further replica of {missed.model} was started: try a lower target_ongoing_requests or "
-        "upscale_delay_s"
+        f"hardly waited for a replica of {missed.model}: its engines need the time themselves. Try a lower {fewer}, or "
+        "faster GPUs"
     )
 
 
-def _engine(missed: MissedRequests, _: ModelResult) -> str:
-    return (
-        f"hardly waited for a replica of {missed.model}: its engines need the time themselves. Try a lower "
-        "target_ongoing_requests or max_num_seqs, or faster GPUs"
-    )
+class _Why(Protocol):
+    """What missed requests met, and what to try. `has_target`: the policy divides by `target_ongoing_requests`."""
+
+    def __call__(self, missed: MissedRequests, model: ModelResult, /, *, has_target: bool) -> str: ...
 
 
-_WHY: Mapping[Obstacle, Callable[[MissedRequests, ModelResult], str]] = {
+_WHY: Mapping[Obstacle, _Why] = {
     Obstacle.LIMITS: _limits,
     Obstacle.FAILED: _failed,
     Obstacle.GPUS: _gpus,

@@ -45,7 +45,7 @@ def test_without_a_fitting_arm_the_closest_is_named_with_what_binds() -> None:
         (Obstacle.MAX_REPLICAS, "try --what-if max_replicas=16"),
         (Obstacle.GPUS, "give more with --gpus"),
         (Obstacle.LIMITS, "over the limits of their tenants at chat"),
-        (Obstacle.DECISION, "a lower target_ongoing_requests or upscale_delay_s"),
+        (Obstacle.DECISION, "try a higher min_replicas"),
         (Obstacle.ENGINE, "faster GPUs"),
         (Obstacle.FAILED, "lost their replicas of chat"),
         (Obstacle.STARTS, "a higher min_replicas"),
@@ -69,3 +69,14 @@ def test_without_a_level_there_is_no_recommendation_and_the_option_is_named() ->
 def test_a_percentage_is_never_rounded_up_and_a_free_profile_has_no_price() -> None:
     assert [percent(part) for part in (0.99999, 0.99, 1.0, 0.123456, None)] == ["99.99%", "99%", "100%", "12.34%", "-"]
     assert [money(cost) for cost in (0.0, 3.456, 1234.5)] == ["-", "$3.46", "$1,234"]
+
+
+@pytest.mark.parametrize("why", [Obstacle.DECISION, Obstacle.ENGINE, Obstacle.STARTS])
+def test_a_target_is_advised_only_where_the_policy_has_one(why: Obstacle) -> None:
+    missed = (MissedRequests(why.value, "chat", 9),)
+    classes = (replace(class_of("high", 0.5), missed=missed), class_of("normal", 1.0))
+    texts = {
+        policy: recommendation([replace(arm("a", 1.0, 0.5, 1.0, classes=classes), policy=policy)], 0.99).text
+        for policy in ("ongoing", "slo")
+    }
+    assert ["target_ongoing_requests" in text for text in texts.values()] == [True, False]
