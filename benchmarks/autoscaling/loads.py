@@ -30,7 +30,13 @@ FLAPPING = "flapping"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load. `slo_s`: the level of its first tokens. `season_s`: after which it comes back; None: never. `warm_s`: not measured."""
+    """A load.
+
+    Args:
+        slo_s: the level of its first tokens.
+        season_s: after which it comes back; None: never.
+        warm_s: not measured.
+    """
 
     name: str
     profile: EngineProfile
