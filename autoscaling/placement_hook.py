@@ -35,6 +35,9 @@ logger = logging.getLogger("ray.serve")
 NODE_LABEL = "ray.io/node-id"  # Ray puts it on every node
 BOOKS = "serve_app_start_books"  # on the scheduler: by application
 PARAMETERS = ("scheduling_request", "default_scheduling_strategy", "target_node_id", "target_labels")
+STRICT_PACK = "STRICT_PACK"  # Ray's strategy of a placement group on one node
+FREE_S = 1.0  # that a count of free resources is used for `room`: it costs a look at every replica
+ROUNDING = 1e-6  # of shares of a GPU
 NOT_PLACED = ("PENDING", "RESCHEDULING")  # Ray's states of a placement group: never placed, or its node has died
 
 
@@ -88,7 +91,9 @@ class StartPlacer:
         self._ask = ask
         self._clock = clock
         self._scheduler: Any = None
-        self._failed = self._actor_away = False
+        self._failed = self._actor_away = self._room_failed = False
+        self._free: Mapping[str, Any] = {}  # resources by node, as Serve last counted them for `room`
+        self._free_until = float("-inf")
         self._thread: threading.Thread | None = None
 
     def tick(self) -> None:
@@ -120,6 +125,33 @@ class StartPlacer:
             return None
         nodes = nodes_with_capacity(self._scheduler, info.required_resources) if more else []
         return self._book.scale_up_limit(deployment_id.name, target, more, nodes, self._clock())
+
+    def room(self, deployment_id: Any, target: int) -> int | None:
+        """Further replicas for which there is a place now, in the GPU memory that the ledger has answered about and in
+        Ray's free resources, without further nodes; None: not known. It asks nobody and reserves nothing."""
+        if self._scheduler is None or self._failed or self._room_failed:
+            return None
+        try:
+            info = self._scheduler._deployments.get(deployment_id)
+            places = None if info is None else self._places(info)
+            if not places or info is None or not self._book.manages(deployment_id.name, info.required_resources):
+                return places
+            return self._book.known_room(deployment_id.name, target, self._clock())
+        except Exception:
+            self._room_failed = True
+            logger.exception("Serve has an unknown scheduler; what is free is not shown. Install a supported version")
+            return None
+
+    def _places(self, info: Any) -> int | None:
+        """How many replicas fit into Ray's free resources; None: Ray alone knows."""
+        bundles = info.placement_group_bundles or ()
+        if len(bundles) > 1 and info.placement_group_strategy != STRICT_PACK:
+            return None  # over several nodes
+        now = self._clock()
+        if now >= self._free_until:
+            self._free = self._scheduler._get_available_resources_per_node()
+            self._free_until = now + FREE_S
+        return places(self._free, info.required_resources)
 
     def node_for(self, request: Any) -> str | None:
         """The node where Serve's scheduler must start a replica; ANYWHERE: Ray chooses; None: it waits."""
@@ -241,3 +273,14 @@ def nodes_with_capacity(scheduler: Any, required: Any) -> list[str]:
     """The nodes where Ray has the required resources free."""
     available = scheduler._get_available_resources_per_node()
     return [node for node, room in available.items() if room.can_fit(required)]
+
+
+def places(available: Mapping[str, Any], required: Any) -> int | None:
+    """How many replicas with these resources fit into what the nodes have free; None: they need none."""
+    needed = {name: amount for name, amount in required.items() if amount}
+    if not needed:
+        return None
+    return sum(
+        max(0, min(int((room.get(name) or 0.0) / amount + ROUNDING) for name, amount in needed.items()))
+        for room in available.values()
+    )

@@ -36,6 +36,7 @@ from autoscaling.policies import (
 )
 from autoscaling.readings import RouterCounts
 from autoscaling.scaling_events import ScalingEvents
+from autoscaling.snapshot import shown, snapshot_of
 from autoscaling.unplaced import NONE, ReplicaCounts, UnplacedReplicas
 from serve_app.names import ROUTER
 from serve_app.ray_adapter import end_on_sigterm, session_folder
@@ -75,14 +76,8 @@ class _Deployment:
     reports: Reports = field(default_factory=dict)
     target: int | None = None  # the last one; a change is logged with its reason
     reason: str = ""
+    starting: Mapping[str, float] = field(default_factory=dict)  # by replica, when it was first seen
     snapshot: Mapping[str, Any] = field(default_factory=dict)  # what it had at the last decision
-
-
-def _snapshot_of(signals: Signals, decision: Decision) -> Mapping[str, Any]:
-    """What a deployment had at a decision, for its events."""
-    counted = ("running", "target", "waiting", "granted", "executing")
-    figures = {name: getattr(signals, name) for name in counted}
-    return figures | {"wanted": decision.replicas, "reason": decision.reason}
 
 
 class ScalingPolicy:
@@ -206,13 +201,35 @@ class ScalingPolicy:
         replicas: ReplicaCounts,
         now: float,
     ) -> Decision:
+        memory = self.deployments[name]
+        signals = self._signals(name, context, counts, routers, replicas, now)
+        decision = memory.policy.decide(signals)
+        self._advise(name, memory, signals)
+        if self._placing is not None:
+            more = max(0, decision.replicas - max(signals.target, signals.min_replicas, 1))
+            decision = within_scale_up_limit(
+                decision, more, self._placing.scale_up_limit(context.deployment_id, signals.target, more)
+            )
+        memory.signals = signals
+        return decision
+
+    def _signals(
+        self,
+        name: str,
+        context: AutoscalingContext,
+        counts: RouterCounts,
+        routers: frozenset[Hashable],
+        replicas: ReplicaCounts,
+        now: float,
+    ) -> Signals:
         config: Any = context.config
         raw = context.raw_metrics or {}
         queued = readings.count(context.total_queued_requests) or 0.0
         engines = readings.engine_figures(raw, self._usable(name, context, raw, now))
-        signals = Signals(
+        target = context.target_num_replicas
+        return Signals(
             running=context.current_num_replicas,
-            target=context.target_num_replicas,
+            target=target,
             waiting=counts.waiting,
             granted=counts.granted,
             rows=counts.rows,
@@ -231,17 +248,15 @@ class ScalingPolicy:
             in_time=counts.in_time,
             slots=engines.slots,
             start_s=engines.start_s,
+            classes=counts.classes,
+            waiting_tokens=counts.waiting_tokens,
+            arrived_tokens_s=counts.arrived_tokens_s,
+            served_tokens_s=counts.served_tokens_s,
+            kv_use=engines.kv_use,
+            slot_use=engines.slot_use,
+            starting_s=_starting_s(self.deployments[name], replicas.starting, now),
+            room=None if self._placing is None else self._placing.room(context.deployment_id, target),
         )
-        memory = self.deployments[name]
-        decision = memory.policy.decide(signals)
-        self._advise(name, memory, signals)
-        if self._placing is not None:
-            more = max(0, decision.replicas - max(signals.target, signals.min_replicas, 1))
-            decision = within_scale_up_limit(
-                decision, more, self._placing.scale_up_limit(context.deployment_id, signals.target, more)
-            )
-        memory.signals = signals
-        return decision
 
     def _advise(self, name: str, memory: _Deployment, signals: Signals) -> None:
         """Ask the second policy, of its own last number: what the other one wants is no start of its own."""
@@ -276,8 +291,9 @@ class ScalingPolicy:
             self._events.on_target(name, memory.target, target, memory.reason)
         memory.target = target
         memory.reason = decision.reason
-        memory.snapshot = _snapshot_of(memory.signals, decision)
-        return _state(decision, target, memory.advice) | {"policy": memory.policy_name}
+        memory.snapshot = snapshot_of(memory.signals, decision)
+        also = {"policy": memory.policy_name, "signals": shown(memory.signals)}
+        return _state(decision, target, memory.advice) | also
 
     def _usable(
         self, name: str, context: AutoscalingContext, raw: readings.Raw, now: float
@@ -304,6 +320,12 @@ class ScalingPolicy:
             if not self._uncounted:
                 logger.exception("Deployment %s has scaling errors that no metric counts. Report this traceback", name)
             self._uncounted += 1
+
+
+def _starting_s(memory: _Deployment, starting: frozenset[str], now: float) -> float:
+    """For how long the oldest of the replicas that start now has started, since it was first seen; 0: none does."""
+    memory.starting = {replica: memory.starting.get(replica, now) for replica in starting}
+    return now - min(memory.starting.values(), default=now)
 
 
 def _state(decision: Decision, target: int, advice: Decision | None = None) -> dict[str, Any]:

@@ -124,6 +124,15 @@ class StartBook:
             # the request may have been for fewer
             return ScaleUpLimit(model.reply.reserved_replicas, model.reply.why or NO_ANSWER.reason)
 
+    def known_room(self, deployment: str, target: int, now: float) -> int | None:
+        """The further replicas for which the ledger has memory, as it last answered about this target; None: it was not
+        asked lately, or had enough for all that were wanted. This asks nothing."""
+        with self._lock:
+            model = self._models[deployment]
+            reply = model.reply
+            fresh = model.reply_target == target and now - model.replied_at <= START_FRESH_S
+            return reply.reserved_replicas if fresh and reply.need_known and reply.why else None
+
     # The thread
 
     def requests(self, now: float) -> dict[str, StartsRequest]:

@@ -46,12 +46,13 @@ RUNNING = (ReplicaState.RUNNING, ReplicaState.UPDATING, ReplicaState.PENDING_MIG
 @dataclass(slots=True)
 class ReplicaCounts:
     """Of one deployment: replicas that start without a place, running ones that have to be replaced, ending ones; the
-    ids of those that run, and how many Serve wants."""
+    ids of those that run and of those that start with a place, and how many Serve wants."""
 
     unplaced: int = 0
     outdated: int = 0
     stopping: int = 0
     running: frozenset[str] = frozenset()
+    starting: frozenset[str] = frozenset()
     target: int = 0
 
 
@@ -102,7 +103,10 @@ class UnplacedReplicas:
                 continue
             replicas = state.list_replica_details()
             running = frozenset(one.replica_id for one in replicas if one.state in RUNNING)
-            counts = ReplicaCounts(outdated=_outdated(state), running=running, target=state.target_num_replicas)
+            starting = frozenset(
+                one.replica_id for one in replicas if one.state == ReplicaState.STARTING and one.node_id is not None
+            )
+            counts = ReplicaCounts(0, _outdated(state), 0, running, starting, state.target_num_replicas)
             found[deployment.name] = counts
             for replica in replicas:
                 stops = replica.state == ReplicaState.STOPPING

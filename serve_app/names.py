@@ -29,11 +29,28 @@ WAITING_PREFIX = "waiting_"  # requests in the router's queue
 GRANTED_PREFIX = "granted_"  # requests on an engine replica, or in transit to or from it
 ROWS_PREFIX = "rows_"  # of both, rows of batches that are no load
 IN_TIME_PREFIX = "in_time_"  # of those that wait, requests that start within their class's level
+TOKENS_WAITING_PREFIX = "tokens_waiting_"  # KV tokens that those that wait are estimated to need
+TOKENS_ARRIVED_PREFIX = "tokens_arrived_"  # tokens a second of what has come, with the estimated output
+TOKENS_SERVED_PREFIX = "tokens_served_"  # tokens a second that engines have computed and made
 BLOCKED_PREFIX = "blocked_"  # replicas that wait for memory, as the quota actor reports to the router
+# The same of one class, reported only where it is not zero (`class_prefix`):
+CLASS_WAITING = "waiting"
+CLASS_GRANTED = "granted"
+CLASS_IN_TIME = "in_time"
+CLASS_FORECAST_S = "forecast_s"  # seconds until the last one of all routers starts, if that is known
+CLASS_OLDEST_WAIT_S = "oldest_wait_s"  # seconds for which the longest waiting one has waited
 # Engine replicas:
 ONGOING = "ongoing"  # requests, without rows that are no load
 SLOTS = "slots"  # requests that it can run at once
 START_S = "start_s"  # seconds that its start has taken
+KV_USE = "kv_use"  # the share of its KV cache in use
+SLOT_USE = "slot_use"  # the share of its slots in use
+
+
+@functools.cache
+def class_prefix(label: str, number: str) -> str:
+    """The prefix of a number of one class, before the model's name; none begins as that of another number."""
+    return f"class_{label}_{number}_"
 
 
 @functools.cache

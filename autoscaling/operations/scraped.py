@@ -19,7 +19,7 @@ from serve_app.system import exposition_here
 
 FALLBACK = "fallback-"  # before the node's id, of the head's second proxy: it answers while HAProxy knows no router
 SCRAPED = ("cause", "wanted", "target")  # of a decision's state (`autoscaling.ray_policy`)
-ALSO = ("policy", "reason", "advised", "advice")  # the same, where there is one
+ALSO = ("policy", "reason", "advised", "advice", "signals")  # the same, where there is one
 
 
 def decisions_here(controller: Any) -> dict[str, dict[str, Any]]:
@@ -35,9 +35,10 @@ def decisions_here(controller: Any) -> dict[str, dict[str, Any]]:
 
 
 def scaling_decisions(within_s: float) -> dict[str, dict[str, Any]]:
-    """`cause`, `wanted`, `target`, `policy` and `reason` by deployment that follows its load, as the controller has
-    them; with a second policy `advised`, its number, and `advice`, its reason. Raises RayError, RayServeException,
-    TimeoutError."""
+    """`cause`, `wanted`, `target`, `policy`, `reason` and `signals` (what the policy saw) by deployment that follows
+    its load, as the controller has them. With a second policy also `advised`, its number, and `advice`, its reason.
+
+    Raises RayError, RayServeException, TimeoutError."""
     asked = serve_client()._controller.__ray_call__.remote(decisions_here)
     return answer_of(asked, within_s)  # type: ignore[no-any-return]
 

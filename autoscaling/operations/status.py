@@ -233,9 +233,11 @@ def describe(
 
 
 def _decided(decision: Mapping[str, Any]) -> dict[str, Any]:
-    """`advised`: the number of replicas that a second policy would want, None: there is none; `advice`: why. Also
-    `why`, where only the policy knows: it has seen more than the present numbers."""
+    """`advised`: the number of replicas that a second policy would want, None: there is none; `advice`: why; `signals`:
+    what the policy saw, empty before its first decision. Also `why`, where only the policy knows: it has seen more than
+    the present numbers."""
     advice = {"advised": decision.get("advised"), "advice": decision.get("advice", "")}
+    advice["signals"] = decision.get("signals", "")
     return advice if decision.get("policy", DEFAULT_POLICY) == DEFAULT_POLICY else advice | {"why": decision["reason"]}
 
 

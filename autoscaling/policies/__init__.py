@@ -9,7 +9,7 @@ from autoscaling.policies.gpu_budget import BudgetedModel, within_gpu_budget
 from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy, within_scale_up_limit
 from autoscaling.policies.predictive import PredictivePolicy
 from autoscaling.policies.registry import POLICIES, ReplicaPolicy
-from autoscaling.policies.signals import STALE_INTERVALS, Cause, Decision, ScaleUpLimit, Signals
+from autoscaling.policies.signals import STALE_INTERVALS, Cause, ClassSignals, Decision, ScaleUpLimit, Signals, merged
 from autoscaling.policies.slo import HighestSince, SloPolicy
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "STALE_INTERVALS",
     "BudgetedModel",
     "Cause",
+    "ClassSignals",
     "Decision",
     "HighestSince",
     "OngoingRequestsPolicy",
@@ -25,6 +26,7 @@ __all__ = [
     "ScaleUpLimit",
     "Signals",
     "SloPolicy",
+    "merged",
     "within_gpu_budget",
     "within_scale_up_limit",
 ]

@@ -6,6 +6,7 @@ or two metrics intervals old.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,6 +35,33 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ClassSignals:
+    """One class of a model's requests.
+
+    Args:
+        request_class: its name.
+        waiting, granted: see `Signals`; those that wait outside the queue, for a first replica or between two attempts,
+            have no class here.
+        in_time: of those that wait, the requests that start within the level of the class.
+        forecast_s: seconds until the last waiting one starts, by the queue's own forecast; None: not known, or none
+            waits.
+        oldest_wait_s: seconds for which the longest waiting one has waited; 0: none waits.
+    """
+
+    request_class: str
+    waiting: float = 0.0
+    granted: float = 0.0
+    in_time: float = 0.0
+    forecast_s: float | None = None
+    oldest_wait_s: float = 0.0
+
+    @property
+    def late(self) -> float:
+        """Requests that start after their level, or are not known to start within it."""
+        return max(0.0, self.waiting - self.in_time)
+
+
+@dataclass(frozen=True, slots=True)
 class Signals:
     """The state of one model at one time.
 
@@ -57,7 +85,13 @@ class Signals:
         in_time: of those that wait, the requests that by the queue's own forecast start within their class's level.
         slots: requests that a running replica can run at once, in the mean; 0: not known.
         start_s: for how long the start of a replica has taken; 0: not known.
-        arrived_tokens_s, served_tokens_s: tokens of requests that came, and that were served, a second; 0: not known.
+        classes: those that have requests, from the highest.
+        waiting_tokens: KV tokens that waiting requests are estimated to need.
+        arrived_tokens_s, served_tokens_s: tokens a second, prompt and output, without rows that are no load, over the
+            last half minute: what came to the routers, with the estimated output, and what engines served.
+        kv_use, slot_use: the shares of the KV cache and of the slots in use, 0 to 1, in the mean of running replicas.
+        starting_s: for how long the oldest of the replicas that start and have a place has started; 0: none does.
+        room: further replicas for which there is a place now; None: nobody knows.
         now: seconds of one monotonic clock.
 
     Counts are finite and not negative (`readings.count`). Serve and the settings have checked the bounds.
@@ -83,8 +117,14 @@ class Signals:
     in_time: float = 0.0
     slots: float = 0.0
     start_s: float = 0.0
+    classes: tuple[ClassSignals, ...] = ()
+    waiting_tokens: float = 0.0
     arrived_tokens_s: float = 0.0
     served_tokens_s: float = 0.0
+    kv_use: float = 0.0
+    slot_use: float = 0.0
+    starting_s: float = 0.0
+    room: int | None = None
 
     @property
     def load(self) -> float:
@@ -95,6 +135,11 @@ class Signals:
         else. The load is the larger of the two numbers; their sum would count most requests twice.
         """
         return max(self.waiting + self.granted - self.rows, self.executing)
+
+    @property
+    def oldest_wait_s(self) -> float:
+        """Seconds for which the longest waiting request of all classes has waited; 0: none waits."""
+        return max((one.oldest_wait_s for one in self.classes), default=0.0)
 
     @property
     def at_work(self) -> bool:
@@ -118,3 +163,25 @@ class ScaleUpLimit:
 
     replicas: int
     reason: str
+
+
+def merged(parts: Iterable[ClassSignals]) -> tuple[ClassSignals, ...]:
+    """The classes of all routers from those of each: each class once, in the order of their first parts. Requests are
+    added; of the waits, which all routers know of the same queue, the longest counts."""
+    found: dict[str, ClassSignals] = {}
+    for part in parts:
+        name = part.request_class
+        before = found.get(name)
+        if before is None:
+            found[name] = part
+            continue
+        forecasts = [one for one in (before.forecast_s, part.forecast_s) if one is not None]
+        found[name] = ClassSignals(
+            name,
+            before.waiting + part.waiting,
+            before.granted + part.granted,
+            before.in_time + part.in_time,
+            max(forecasts, default=None),
+            max(before.oldest_wait_s, part.oldest_wait_s),
+        )
+    return tuple(found.values())

@@ -31,6 +31,7 @@ USUAL_START_S = 60.0  # until one was measured
 LOOK_BACK_S = (15.0, 60.0)
 STARTS_HELD = 10.0
 HOLD_S = (60.0, 300.0)
+LATE_SHOWN = 0.5  # requests: fewer round to none
 
 
 class HighestSince:
@@ -74,8 +75,10 @@ class SloSizing:
         wanted = max(needed, 1 if load or signals.rows else 0)
         safe = staffed(load, self._safety + SPARE, slots)
         held = self._highest.add(max(wanted, safe), signals.now, within(HOLD_S, STARTS_HELD * start_s), signals.target)
+        classes = [f"{one.late:.0f} of {one.request_class}" for one in signals.classes if one.late >= LATE_SHOWN]
+        late = f" (late now: {', '.join(classes)})" if classes else ""
         reason = (
-            f"{load:.1f} requests run or would start too late, and {self._safety:g} times the root of it for their "
+            f"{load:.1f} requests run or would start too late{late}, and {self._safety:g} times the root of it for their "
             f"swings, at {slots:.0f} slots a replica: {wanted} wanted"
         )
         kept = min(held, signals.target)

@@ -26,6 +26,7 @@ from serve_app.core.memory import EngineReport, Rank
 from serve_app.core.times import ENGINE_HEARTBEAT_S, NODE_LOOK_S
 
 PRESENT = (ReplicaState.UNPLACED, ReplicaState.WAITING, ReplicaState.STARTING, ReplicaState.RUNNING)
+AT_WORK = (ReplicaState.WAITING, ReplicaState.STARTING)  # start, and have a place
 END_POLL_S = 0.5  # between looks whether a replica that drains still has requests
 
 # Called with a model, a replica, and whether it takes requests now.
@@ -36,17 +37,21 @@ OnReplica = Callable[[str, str, bool], None]
 class FleetCounts:
     """Replicas of a model by what they do. `starting`: all that are to run, and do not yet; of these have `unplaced`
     ones no place, and `blocked` ones wait for memory. `executing`: requests, without `rows` of batches. `slots`:
-    requests that a running one can run at once, in the mean; 0: none runs."""
+    requests that a running one can run at once, in the mean; 0: none runs. `kv_use`, `slot_use`: see `Signals`.
+    `starting_s`: for how long the oldest one that starts and has a place has had it; 0: there is none."""
 
-    running: int
-    starting: int
-    target: int
-    unplaced: int
-    blocked: int
-    stopping: int
-    executing: int
-    slots: float
-    rows: int
+    running: int = 0
+    starting: int = 0
+    target: int = 0
+    unplaced: int = 0
+    blocked: int = 0
+    stopping: int = 0
+    executing: int = 0
+    slots: float = 0.0
+    rows: int = 0
+    kv_use: float = 0.0
+    slot_use: float = 0.0
+    starting_s: float = 0.0
 
 
 class Fleet:
@@ -124,9 +129,11 @@ class Fleet:
         """How many replicas a model has."""
         replicas = list(self._of(model))
         states = [one.state for one in replicas]
-        slots = [one.usable_slots for one in replicas if one.state is ReplicaState.RUNNING]
+        running = [one for one in replicas if one.state is ReplicaState.RUNNING]
+        slots = [one.usable_slots for one in running]
+        now = self._clock.now
         return FleetCounts(
-            running=states.count(ReplicaState.RUNNING),
+            running=len(running),
             starting=sum(state in PRESENT and state is not ReplicaState.RUNNING for state in states),
             target=self._targets[model],
             unplaced=states.count(ReplicaState.UNPLACED),
@@ -135,7 +142,14 @@ class Fleet:
             executing=sum([len(one.runs) - one.rows for one in replicas]),
             slots=math.fsum(slots) / max(1, len(slots)),
             rows=sum([one.rows for one in replicas]),
+            kv_use=math.fsum(min(1.0, one.kv_use) for one in running) / max(1, len(running)),
+            slot_use=math.fsum(one.slot_use for one in running) / max(1, len(running)),
+            starting_s=max((now - one.placed_s for one in replicas if one.state in AT_WORK), default=0.0),
         )
+
+    def room(self, model: str) -> int:
+        """Further replicas of a model for which there are GPUs now."""
+        return self._nodes.room(self._plans[model].profile.gpus)
 
     def replica_s(self, model: str) -> float:
         """Seconds for which replicas of a model have had their GPUs so far."""

@@ -78,6 +78,10 @@ class Nodes:
         node.replicas += 1
         return GpuPlace(node.name, taken)
 
+    def room(self, gpus: int) -> int:
+        """How many replicas of so many GPUs have a place now."""
+        return sum(len(node.free) // gpus for node in self._nodes.values())
+
     def leave(self, place: GpuPlace) -> None:
         """The GPUs of a replica are free again."""
         node = self._nodes[place.node]

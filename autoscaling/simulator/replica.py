@@ -75,7 +75,17 @@ class Replica:
         """Requests that it can run at once, as it would report them."""
         profile = self.plan.profile
         running = len(self.batch.running)
-        return requests_at_once(profile.slots, running, running, self.batch.kv_used / profile.kv_tokens)
+        return requests_at_once(profile.slots, running, running, self.kv_use)
+
+    @property
+    def kv_use(self) -> float:
+        """The share of its KV cache in use."""
+        return self.batch.kv_used / self.plan.profile.kv_tokens
+
+    @property
+    def slot_use(self) -> float:
+        """The share of its slots in use."""
+        return min(1.0, len(self.batch.running) / self.plan.profile.slots)
 
     def begin(self, run: ReplicaRun) -> None:
         """A router sends a request."""

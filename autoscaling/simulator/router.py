@@ -29,6 +29,8 @@ from serve_app.core.limits import Charged, LimitDecision, LimitedRequest
 from serve_app.core.queue import Action, Arrival, Grant, Preempt, Refuse
 from serve_app.core.receipts import ServiceLevel, SloVerdict, judge
 from serve_app.core.routing import FREE_SHARE, BoundedRing
+from serve_app.core.shared_queue import ClassCounts
+from serve_app.core.token_rates import TokenFlow
 from serve_app.types import Outcome, RequestClass
 
 MAX_LOSSES = 3  # as in `serve_app.router.runs`
@@ -142,6 +144,8 @@ class VirtualRouter:
         self._limits = {plan.name: _limits_of(plan.profile) for plan in world.models}
         self._open: dict[str, OfferedRequest] = {}  # by request id
         self._levels = {level: ServiceLevel(plan.ttft_slo_s) for level, plan in world.classes.items()}
+        # of the requests that count for the number of replicas
+        self.flows: dict[str, TokenFlow] = {plan.name: TokenFlow() for plan in world.models}
         self.rows: Counter[str] = Counter()  # of batches among them, by model
         self.link = RouterLink(
             name, clock, actor, lambda: world.delay_s, self._carry_out, self._on_charged, world.turn_s
@@ -167,9 +171,9 @@ class VirtualRouter:
             self.queue.in_flight.drop_engine(name)
             self.link.after(())
 
-    def in_time(self, model: str) -> float:
-        """How many of its waiting requests start within their class's level."""
-        return self.queue.in_time(model, self._levels)
+    def by_class(self, model: str) -> tuple[ClassCounts, ...]:
+        """Its requests by class."""
+        return self.queue.by_class(model, self._levels, self._clock.now)
 
     # Requests
 
@@ -214,6 +218,8 @@ class VirtualRouter:
                 prompt = offered.request.prompt_tokens
                 run.budget.correct_prompt(prompt)
         lacking = run.budget.on_output(more)
+        if not run.is_row:
+            self.flows[offered.request.model].served += more + prompt
         self.queue.in_flight.progress(offered.request_id, more, prompt)
         if lacking:
             self.queue.in_flight.grow(offered.request_id, lacking, now)
@@ -281,6 +287,7 @@ class VirtualRouter:
         has_run = offered.runs > 0
         if not has_run:
             offered.queued_s = now
+            self.flows[request.model].arrived += 0 if request.is_row else offered.cost.tokens
         plan = self._plan(request)
         prompt = request.prompt_tokens if offered.first_s is not None else offered.cost.prompt_tokens
         arrival = Arrival(

@@ -8,17 +8,19 @@ counts no more. Serve's delays follow the decision (`serve_delays`), then its bo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from autoscaling.policies import STALE_INTERVALS, Cause, ReplicaPolicy, Signals
+from autoscaling.policies import STALE_INTERVALS, Cause, ClassSignals, ReplicaPolicy, Signals, merged
 from autoscaling.simulator.clock import Clock
-from autoscaling.simulator.fleet import Fleet
+from autoscaling.simulator.fleet import Fleet, FleetCounts
 from autoscaling.simulator.router import VirtualRouter
 from autoscaling.simulator.serve_delays import AT_ONCE, NOTHING_STANDS, StandingDecision, target_after_delays
 from autoscaling.simulator.world import ModelPlan
+from serve_app.core.shared_queue import ClassCounts
+from serve_app.core.token_rates import TokenRates
 
 
 class TargetChange(NamedTuple):
@@ -38,8 +40,10 @@ class RouterNumbers(NamedTuple):
     at_s: float
     waiting: int
     granted: int
-    in_time: float
     rows: int
+    classes: tuple[ClassCounts, ...]
+    waiting_tokens: int
+    rates: TokenRates
 
 
 @dataclass(slots=True)
@@ -60,8 +64,7 @@ class ModelScaling:
     changes: list[TargetChange] = field(default_factory=list)
     causes: Counter[Cause] = field(default_factory=Counter)
     _reported: dict[int, RouterNumbers] = field(default_factory=dict)
-    _executing: int = 0
-    _slots: float = 0.0
+    _engines: FleetCounts = field(default_factory=FleetCounts)
     _standing: StandingDecision = NOTHING_STANDS
 
     def start(self) -> None:
@@ -81,13 +84,15 @@ class ModelScaling:
         stale_s = STALE_INTERVALS * scaling.metrics_interval_s
         fresh = [numbers for numbers in self._reported.values() if now - numbers.at_s <= stale_s]
         counts = self.fleet.counts(self.plan.name)
+        engines = self._engines
+        classes = _merged([counts for numbers in fresh for counts in numbers.classes])
         return Signals(
             running=counts.running,
             target=counts.target,
             waiting=float(sum(numbers.waiting for numbers in fresh)),
             granted=float(sum(numbers.granted for numbers in fresh)),
             rows=float(sum(min(numbers.rows, numbers.waiting + numbers.granted) for numbers in fresh)),
-            executing=float(self._executing),
+            executing=float(engines.executing),
             complete=len(fresh) == len(self.routers),
             cold_start_requested=not counts.running and any(self._waiting(router) for router in self.routers),
             min_replicas=scaling.min_replicas,
@@ -98,9 +103,17 @@ class ModelScaling:
             blocked=float(counts.blocked),
             unplaced=counts.unplaced,
             stopping=counts.stopping,
-            in_time=sum(numbers.in_time for numbers in fresh),
-            slots=self._slots,
+            in_time=sum([one.in_time for one in classes]),
+            slots=engines.slots,
             start_s=self.plan.profile.start_s,
+            classes=classes,
+            waiting_tokens=float(sum([numbers.waiting_tokens for numbers in fresh])),
+            arrived_tokens_s=sum([numbers.rates.arrived for numbers in fresh]),
+            served_tokens_s=sum([numbers.rates.served for numbers in fresh]),
+            kv_use=engines.kv_use,
+            slot_use=engines.slot_use,
+            starting_s=counts.starting_s,
+            room=self.fleet.room(self.plan.name),
         )
 
     def _control(self) -> None:
@@ -127,14 +140,24 @@ class ModelScaling:
 
     def _report_for_ever(self, place: int) -> None:
         if not self.is_silent(place):
-            router = self.routers[place]
-            granted = router.queue.in_flight.count(self.plan.name)
-            in_time = router.in_time(self.plan.name)
-            rows = router.rows[self.plan.name]
-            self._reported[place] = RouterNumbers(self.clock.now, self._waiting(router), granted, in_time, rows)
+            self._reported[place] = self._numbers(self.routers[place])
         self.clock.after(self.plan.scaling.metrics_interval_s, partial(self._report_for_ever, place))
 
+    def _numbers(self, router: VirtualRouter) -> RouterNumbers:
+        """What a router would report now."""
+        model = self.plan.name
+        now = self.clock.now
+        granted = router.queue.in_flight.count(model)
+        classes = router.by_class(model)
+        tokens = router.queue.pending.tokens(model)
+        rates = router.flows[model].rates(now)
+        return RouterNumbers(now, self._waiting(router), granted, router.rows[model], classes, tokens, rates)
+
     def _report_engines(self) -> None:
-        counts = self.fleet.counts(self.plan.name)
-        self._executing = counts.executing
-        self._slots = counts.slots
+        self._engines = self.fleet.counts(self.plan.name)
+
+
+def _merged(counts: Iterable[ClassCounts]) -> tuple[ClassSignals, ...]:
+    """The classes of all routers, from the highest, as `autoscaling.readings` reads them."""
+    ordered = sorted(counts, key=lambda one: one.request_class, reverse=True)
+    return merged(ClassSignals(one.request_class.label, *one[1:]) for one in ordered)

@@ -25,7 +25,7 @@ from serve_app.errors import BadRequest
 from serve_app.settings import Settings
 
 STATUS = "/admin/status"
-COLUMNS = ("model", "running", "target", "advised", "why", "advice")
+COLUMNS = ("model", "running", "target", "advised", "why", "advice", "signals")
 
 
 def scaling(
@@ -72,6 +72,7 @@ def _models(endpoint: Endpoint) -> list[dict[str, Any]]:
             "advised": model["advised"],
             "why": model["why"],
             "advice": model["advice"],
+            "signals": model.get("signals", ""),
         }
         for model in status["models"]
     ]

@@ -42,7 +42,7 @@ from serve_app.engine.start import (
 )
 from serve_app.engine.tiny_model import default_root
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
-from serve_app.names import ONGOING, SLOTS, START_S
+from serve_app.names import KV_USE, ONGOING, SLOT_USE, SLOTS, START_S
 from serve_app.quota import QuotaActor
 from serve_app.ray_adapter import end_on_sigterm, freeze_heap, keep_while_loading, session_folder
 from serve_app.settings import BatchingSettings, ModelSettings, QuotaSettings
@@ -262,11 +262,17 @@ class EngineReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve every `metrics_interval_s`, for scaling: the number of running requests that are load, how
-        many could run, and how long a start takes."""
+        many could run, how long a start takes, and the shares of the KV cache and the slots in use."""
         load = self.backend.load()
         info = self.engine_info
         slots = requests_at_once(info.slots, len(self.server.requests), load.running, load.kv_cache_usage)
-        return {ONGOING: self.server.load, SLOTS: slots, START_S: info.start_s}
+        return {
+            ONGOING: self.server.load,
+            SLOTS: slots,
+            START_S: info.start_s,
+            KV_USE: load.kv_cache_usage,
+            SLOT_USE: min(1.0, load.running / info.slots),
+        }
 
     async def open_wire(self, router_id: str, replica_id: str) -> TcpAddress:
         """A ticket for one TCP connection of this router (`serve_app.transport.tcp`), which carries its requests."""

@@ -30,15 +30,7 @@ from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
 from serve_app.http.stored_keys import FIRST_LIST_S, KeyFollower, KeyList
 from serve_app.http.tracing import load_exporter
-from serve_app.names import (
-    BLOCKED_PREFIX,
-    GRANTED_PREFIX,
-    IN_TIME_PREFIX,
-    ROUTER,
-    ROWS_PREFIX,
-    WAITING_PREFIX,
-    deployment_of,
-)
+from serve_app.names import ROUTER, deployment_of
 from serve_app.quota import QuotaActor, kv_store
 from serve_app.ray_adapter import (
     Handle,
@@ -64,6 +56,7 @@ from serve_app.router import (
     SessionClient,
     UsageReporter,
     router_part,
+    scaling_report,
 )
 from serve_app.settings import ModelSettings, Settings, parse
 from serve_app.system import keep_events, records_folder, set_up_log, this_process
@@ -244,15 +237,9 @@ class RouterReplica:
         self._config = config
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve every `metrics_interval_s`, for scaling: each model's requests here, waiting or granted.
-        All counts are of one moment: a request just granted must not be reported as both, or as neither."""
-        models = self._registry.models
+        """Called by Serve every `metrics_interval_s`, for scaling: each model's requests here, waiting or granted."""
         levels = self._app.settings.admission.service_levels
-        waiting: dict[str, float] = {f"{WAITING_PREFIX}{name}": model.waiting for name, model in models.items()}
-        waiting |= {f"{ROWS_PREFIX}{name}": model.active[False] for name, model in models.items()}
-        waiting |= {f"{IN_TIME_PREFIX}{name}": model.queue.in_time(levels) for name, model in models.items()}
-        blocked = {f"{BLOCKED_PREFIX}{name}": model.queue.blocked for name, model in models.items()}
-        return waiting | blocked | {f"{GRANTED_PREFIX}{name}": model.queue.granted for name, model in models.items()}
+        return scaling_report(self._registry.models, levels, time.monotonic())
 
     async def receipt(self, request_id: str, tenant: str | None = None) -> dict[str, Any] | None:
         """The receipt of a request that this replica received; the other router replicas call this."""

@@ -15,6 +15,7 @@ from serve_app.router.queue_client import QueueClient
 from serve_app.router.receipt_search import ReceiptSearch
 from serve_app.router.request_log import RequestLog
 from serve_app.router.runs import MAX_NOTES, Aside, RequestRuns
+from serve_app.router.scaling_report import scaling_report
 from serve_app.router.scrape import ClusterSources, Scrape
 from serve_app.router.sessions import SessionClient
 from serve_app.router.throughput import Throughput
@@ -43,4 +44,5 @@ __all__ = [
     "UsageReporter",
     "all_parts",
     "router_part",
+    "scaling_report",
 ]

@@ -27,6 +27,7 @@ from serve_app.core.queue import (
     refusal_error,
 )
 from serve_app.core.receipts import ServiceLevel
+from serve_app.core.shared_queue import ClassCounts
 from serve_app.errors import ServeAppError
 from serve_app.router.queue_client import PendingGrant, QueueClient
 from serve_app.types import RequestClass
@@ -197,9 +198,14 @@ class ModelQueue:
         """Number of requests that wait at any router, by the quota actor's last figures, or here where that is more."""
         return sum(count for _, count in self.core.ahead(self.model, min(RequestClass)))
 
-    def in_time(self, levels: Mapping[RequestClass, ServiceLevel]) -> float:
-        """How many of this router's requests that wait start within the levels of their classes."""
-        return self.core.in_time(self.model, levels)
+    @property
+    def waiting_tokens(self) -> int:
+        """KV tokens that this router's requests that wait are estimated to need."""
+        return self.core.pending.tokens(self.model)
+
+    def by_class(self, levels: Mapping[RequestClass, ServiceLevel], now: float) -> tuple[ClassCounts, ...]:
+        """This router's requests by class."""
+        return self.core.by_class(self.model, levels, now)
 
     @property
     def fill_ratio(self) -> float | None:

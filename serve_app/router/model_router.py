@@ -28,6 +28,7 @@ from serve_app.core.kv_budget import KvBudget
 from serve_app.core.queue import Arrival, Preempt, WaitReason
 from serve_app.core.routing import AffinityKey, RetryBudget, TargetReason
 from serve_app.core.times import MAX_RETRY_PAUSE_S
+from serve_app.core.token_rates import TokenFlow, TokenRates
 from serve_app.errors import EngineUnreachable, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger
@@ -84,6 +85,7 @@ class ModelRouter:
         self._reported_start_s: float | None = None  # seconds of the last start that `_warn_slow_start` checked
         self._unqueued = UnqueuedTurns(lambda: len(self.replica_set.running))
         self._drained: asyncio.Event | None = None  # set once the last request of a closing model has ended
+        self._flow = TokenFlow()  # of the requests that count for the number of replicas
         self.active = Counter[bool]()  # requests from arrival to end, by whether they count for the number of replicas
         self._pausing = 0  # requests between two attempts, in no queue meanwhile
         self.retry_budget = RetryBudget()
@@ -125,6 +127,10 @@ class ModelRouter:
         """The same of all routers, as far as this one knows."""
         return max(self.waiting, self.queue.waiting_anywhere)
 
+    def token_rates(self, now: float) -> TokenRates:
+        """Tokens a second of the requests that count for the number of replicas. O(requests that run here)."""
+        return self._flow.rates(now, sum(grant.served_tokens for grant in self._running.values() if grant.is_load))
+
     @property
     def ready(self) -> bool:
         """Whether a replica runs."""
@@ -161,7 +167,9 @@ class ModelRouter:
         """
         trace = runs.trace
         name = request.request_id
-        with self._count_active(self.settings.replicas.counts(is_row=trace.is_row)):
+        is_load = self.settings.replicas.counts(is_row=trace.is_row)
+        with self._count_active(is_load):
+            self._flow.arrived += request.cost_tokens if is_load else 0
             trace.ahead = self.queue.core.ahead(self.settings.name, request.request_class)
             limit = LossLimit(self._admission.max_wait_s, time.monotonic())
             avoid: str | None = None
@@ -183,6 +191,7 @@ class ModelRouter:
                 finally:
                     del self._running[name]
                     grant.release()
+                    self._flow.served += grant.served_tokens if grant.is_load else 0
                     trace.kv_token_s += grant.kv_token_s
                 error = result.error
                 match result.end:
@@ -325,7 +334,8 @@ class ModelRouter:
         trace.waited_s = granted.waited_s
         trace.waited_for = granted.waited_for
         self.placed["none" if key is None else key.reason, trace.route or trace.reason] += 1
-        return RequestGrant(self.queue, self.replica_set, arrival, granted.replica_id, budget)
+        is_load = self.settings.replicas.counts(is_row=trace.is_row)
+        return RequestGrant(self.queue, self.replica_set, arrival, granted.replica_id, budget, is_load)
 
     async def _try_replica(
         self,

@@ -25,6 +25,7 @@ class RequestGrant:
         arrival: the request.
         replica_id: the replica on which the queue granted it.
         budget: the request's KV tokens.
+        is_load: whether it counts for the number of replicas.
     """
 
     queue: ModelQueue
@@ -32,6 +33,7 @@ class RequestGrant:
     arrival: Arrival
     replica_id: str
     budget: KvBudget
+    is_load: bool = True
     kv_token_s: float = 0.0  # KV tokens held, times seconds; known after the release
     stream: ResponseStream | None = None  # of its run, once it is submitted
     is_stopping: bool = False
@@ -40,6 +42,7 @@ class RequestGrant:
     granted_at: float = field(init=False)
     is_released: bool = False
     has_prompt: bool = False  # the engine has counted its prompt
+    served_tokens: int = 0  # prompt and output of this run; an earlier run has had the prompt of one that goes on
 
     def __post_init__(self) -> None:
         self.granted_at = time.monotonic()
@@ -71,6 +74,7 @@ class RequestGrant:
         if counted:
             self.has_prompt = True
             self.budget.correct_prompt(counted)
+        self.served_tokens += tokens + counted
         more = self.budget.on_output(tokens)
         if more:
             self.queue.request_kv_tokens(request_id, more)
@@ -95,5 +99,7 @@ class RequestGrant:
                 self.queue.release(request_id, self.budget.output_tokens)
             else:
                 made = max(0, usage.completion_tokens - self.arrival.produced_tokens)
+                prompt = 0 if self.arrival.has_begun else usage.prompt_tokens
+                self.served_tokens = max(self.served_tokens, made + prompt)
                 self.queue.release(request_id, made, usage.prompt_tokens)
         self.replicas.drop_gone()

@@ -21,6 +21,9 @@ class Ledger:
     def tick(self) -> None:
         """Nothing to find or hook."""
 
+    def room(self, deployment_id: Any, target: int) -> int | None:
+        return None if self.answer is None else self.answer.replicas
+
     def scale_up_limit(self, deployment_id: Any, target: int, more: int) -> ScaleUpLimit | None:
         self.asked.append((deployment_id, target, more))
         return self.answer

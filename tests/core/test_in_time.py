@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.core.queue import Backlog
 from serve_app.core.receipts import ServiceLevel
-from serve_app.core.shared_queue.in_time import in_time
+from serve_app.core.shared_queue.class_counts import forecast_s, starts_in_time
 from serve_app.core.shared_queue.messages import ClassQueueFigures, QueueFigures
 from serve_app.types import RequestClass
 
@@ -25,12 +25,14 @@ def figures(slots: int, slots_per_s: float | None) -> QueueFigures:
 )
 def test_of_a_class_that_drains_evenly_the_first_part_is_in_time(rate: float, level_s: float, expected: float) -> None:
     """The last of 40 starts after four seconds; eight of them wait at this router."""
-    assert in_time({NORMAL: 8}, figures(40, rate), {NORMAL: ServiceLevel(level_s)}) == pytest.approx(expected)
+    wait_s = forecast_s(figures(40, rate), NORMAL)
+    assert wait_s == 4.0
+    assert starts_in_time(8, wait_s, ServiceLevel(level_s)) == pytest.approx(expected)
 
 
 def test_what_is_not_known_counts_as_late() -> None:
-    level = {NORMAL: ServiceLevel(5.0)}
-    assert in_time({NORMAL: 8}, None, level) == 0.0
-    assert in_time({NORMAL: 8}, figures(40, None), level) == 0.0
-    assert in_time({NORMAL: 8}, figures(40, 100.0), {}) == 0.0
-    assert in_time({NORMAL: 8}, figures(40, 100.0), {NORMAL: ServiceLevel(None, 0.1)}) == 0.0
+    assert forecast_s(None, NORMAL) is None
+    assert forecast_s(figures(40, None), NORMAL) is None
+    assert starts_in_time(8, None, ServiceLevel(5.0)) == 0.0
+    assert starts_in_time(8, 0.4, None) == 0.0
+    assert starts_in_time(8, 0.4, ServiceLevel(None, 0.1)) == 0.0

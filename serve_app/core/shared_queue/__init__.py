@@ -7,6 +7,7 @@ Never: counts a slot twice: lost state is restored by reconciliation, not by gue
 
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_queue import ActorQueue
+from serve_app.core.shared_queue.class_counts import ClassCounts
 from serve_app.core.shared_queue.delivery import BATCH
 from serve_app.core.shared_queue.messages import ActorReply, RouterMessage
 from serve_app.core.shared_queue.router_queue import RouterQueue
@@ -18,6 +19,7 @@ __all__ = [
     "SESSION_TOO_LARGE",
     "ActorQueue",
     "ActorReply",
+    "ClassCounts",
     "RouterMessage",
     "RouterQueue",
     "lost",

@@ -67,6 +67,21 @@ class PendingRequests:
         queues = self.queues.get(model, {})
         return {level: len(queues.get(level, ())) for level in RequestClass}
 
+    def tokens(self, model: str) -> int:
+        """The KV tokens that the waiting requests of a model are estimated to need."""
+        return sum(self._tokens[model, level] for level in RequestClass)
+
+    def oldest_wait_s(self, model: str, level: RequestClass, now: float) -> float:
+        """For how long the request of a class that has waited longest has done so; 0: none waits. O(1), or O(n) while
+        one waits again after a loss: it is the first of its class, but may have waited for less than others."""
+        queue = self.queues.get(model, {}).get(level)
+        if queue is None or (top := queue.peek()) is None:
+            return 0.0
+        since = self.by_request_id[top[1]].arrived_s
+        if top[0][0] < since:
+            since = min(self.by_request_id[one].arrived_s for one in queue)
+        return max(0.0, now - since)
+
     def add(self, waiting: PendingRequest, longest_wait_s: float) -> None:
         """Add a request that may wait so long."""
         request_id = waiting.request_id
@@ -129,9 +144,8 @@ class PendingRequests:
     def exceeded(self, model: str, policy: QueuePolicy, level: RequestClass) -> str:
         """The bound that a class, or all classes together, have reached (`QueuePolicy.exceeded`); empty: none."""
         counts = self.count_by_class(model)
-        tokens = sum(self._tokens[model, one] for one in RequestClass)
         of_class = QueuedAmount(counts[level], self._tokens[model, level])
-        return policy.exceeded(level, of_class, QueuedAmount(sum(counts.values()), tokens))
+        return policy.exceeded(level, of_class, QueuedAmount(sum(counts.values()), self.tokens(model)))
 
     def take_ticket(self, ticket: str) -> PendingRequest | None:
         """The actor has decided on a ticket: remove and return its request; None: unknown ticket."""

@@ -34,9 +34,9 @@ from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatu
 from serve_app.core.receipts import ServiceLevel
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.applied_actions import AppliedActions
+from serve_app.core.shared_queue.class_counts import ClassCounts, class_counts
 from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
-from serve_app.core.shared_queue.in_time import in_time
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount
 from serve_app.core.shared_queue.router_credit import RouterCredit
 from serve_app.core.shared_queue.router_pending import PendingRequest, PendingRequests
@@ -198,9 +198,10 @@ class RouterQueue:
             waiting = {level: max(classes[level].waiting, waiting[level]) for level in RequestClass}
         return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
 
-    def in_time(self, model: str, levels: Mapping[RequestClass, ServiceLevel]) -> float:
-        """How many of this router's waiting requests start within their class's level (`shared_queue.in_time`)."""
-        return in_time(self.pending.count_by_class(model), self.router_session.figures.get(model), levels)
+    def by_class(self, model: str, levels: Mapping[RequestClass, ServiceLevel], now: float) -> tuple[ClassCounts, ...]:
+        """This router's requests by class (`shared_queue.class_counts`)."""
+        figures = self.router_session.figures.get(model)
+        return class_counts(model, self.pending, self.in_flight, figures, levels, now)
 
     def ticket_of(self, request_id: str) -> str:
         """The id of a waiting request at the actor; empty: it has none yet."""

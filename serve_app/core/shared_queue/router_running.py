@@ -14,7 +14,7 @@ the sum over them.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -104,6 +104,12 @@ class InFlight:
         """How many requests of a model run. O(engines)."""
         engines = self._accounts.by_engine
         return sum(len(runs) for engine, runs in self.by_engine.items() if engines[engine].model == model)
+
+    def count_by_class(self, model: str) -> Counter[RequestClass]:
+        """The same, by requested class. O(requests of the model that run)."""
+        engines = self._accounts.by_engine
+        runs = (runs.values() for engine, runs in self.by_engine.items() if engines[engine].model == model)
+        return Counter(run.arrival.request_class for of_engine in runs for run in of_engine)
 
     def held(self, engine: str) -> Amount:
         """What requests hold of an engine. O(requests there)."""

@@ -32,6 +32,7 @@ def test_a_decision_of_our_policy_is_read_as_it_was_made() -> None:
     deployment = DeploymentID(name=ENGINE, app_name=APPLICATION)
     found = scraped.decisions_here(controller({deployment: states[ENGINE]}))
     assert found[ENGINE].pop("reason").endswith("max_replicas is 3")
+    assert found[ENGINE].pop("signals") == ""
     assert found == {ENGINE: {"policy": "ongoing", "cause": "max_replicas", "wanted": 3, "target": 1}}
 
 
