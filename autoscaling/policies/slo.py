@@ -78,8 +78,8 @@ class SloSizing:
         classes = [f"{one.late:.0f} of {one.request_class}" for one in signals.classes if one.late >= LATE_SHOWN]
         late = f" (late now: {', '.join(classes)})" if classes else ""
         reason = (
-            f"{load:.1f} requests run or would start too late{late}, and {self._safety:g} times the root of it for their "
-            f"swings, at {slots:.0f} slots a replica: {wanted} wanted"
+            f"{load:.1f} requests run or would start too late{late}, and {self._safety:g} times the root of it for "
+            f"their swings, at {slots:.0f} slots a replica: {wanted} wanted"
         )
         kept = min(held, signals.target)
         if wanted < kept:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -195,6 +196,58 @@ def test_the_policy_is_given_what_is_kept_beyond_its_target(
     assert placing.scale_up_limit(DeploymentID("Router", APP), 1, 2) is None
     scheduler.rooms.clear()
     assert placing.scale_up_limit(DEPLOYMENT, 1, 2) is None, "Ray's pending bundle asks for a node"
+
+
+def deployed(gpus: float, bundles: int = 1, strategy: str = "STRICT_PACK") -> Any:
+    """What Serve's scheduler knows of a deployment."""
+    each = {"GPU": gpus, "CPU": 1.0}
+    return SimpleNamespace(
+        required_resources=RequestedResources(each),
+        placement_group_bundles=[each] * bundles,
+        placement_group_strategy=strategy,
+    )
+
+
+def test_room_is_what_fits_into_the_free_resources_of_ray(scheduler: Scheduler, placing: StartPlacer) -> None:
+    assert placing.room(DEPLOYMENT, 1) is None, "Serve does not know it yet"
+    scheduler._deployments[DEPLOYMENT] = deployed(1.0)
+    assert placing.room(DEPLOYMENT, 1) == 2
+    scheduler._deployments[DEPLOYMENT] = deployed(2.0)
+    assert placing.room(DEPLOYMENT, 1) == 0
+    scheduler._deployments[DEPLOYMENT] = deployed(1.0, bundles=2, strategy="PACK")
+    assert placing.room(DEPLOYMENT, 1) is None, "over several nodes Ray alone knows"
+
+
+def test_room_in_a_shared_gpu_is_what_the_ledger_last_said_and_asks_nobody(
+    scheduler: Scheduler, actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "controllers_scheduler", lambda: scheduler)
+    now = [0.0]
+    placing = StartPlacer(APP, {M: ("m", 60)}, actor, clock=lambda: now[0])
+    placing.tick()
+    scheduler._deployments[DEPLOYMENT] = deployed(0.25)
+    assert placing.room(DEPLOYMENT, 1) is None
+    placing.tick()
+    assert not actor.asked.is_set()
+    book = placing._book
+    book.scale_up_limit(M, 1, 2, ["a"], 0.0)
+    asks = book.requests(0.0)
+    book.record_replies(asks, [actor.reply], 0.0)
+    assert placing.room(DEPLOYMENT, 1) == 1
+    assert placing.room(DEPLOYMENT, 2) is None, "of another target"
+    assert book.requests(0.0) == asks
+    now[0] = module.FREE_S
+    scheduler.rooms.clear()
+    assert placing.room(DEPLOYMENT, 1) == 0, "no node has a share free"
+
+
+def test_room_that_serve_does_not_show_is_not_known_and_stops_nothing(
+    scheduler: Scheduler, placing: StartPlacer, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler._deployments[DEPLOYMENT] = object()
+    assert placing.room(DEPLOYMENT, 1) is None
+    assert placing.room(DEPLOYMENT, 1) is None
+    assert len([record for record in caplog.records if "what is free is not shown" in record.getMessage()]) == 1
 
 
 def test_a_scheduler_that_is_not_as_expected_is_left_as_it_is(

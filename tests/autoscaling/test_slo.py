@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaling.policies import POLICIES, Cause, Decision, Signals, SloPolicy
+from autoscaling.policies import POLICIES, Cause, ClassSignals, Decision, Signals, SloPolicy
 from autoscaling.policies.slo import HOLD_S, SAFETY, SPARE, STARTS_HELD
 from tests.effort import examples
 
@@ -45,6 +45,18 @@ def test_requests_that_start_in_time_need_no_further_replica() -> None:
     late = SloPolicy().decide(signals(granted=32.0, waiting=40.0))
     in_time = SloPolicy().decide(signals(granted=32.0, waiting=40.0, in_time=40.0))
     assert late.replicas > in_time.replicas == math.ceil((32 + SAFETY * math.sqrt(32)) / SLOTS)
+
+
+def test_the_reason_names_the_classes_that_would_start_too_late() -> None:
+    classes = (
+        ClassSignals("high", waiting=5.0, in_time=2.0),
+        ClassSignals("normal", waiting=20.0, granted=9.0, in_time=8.0),
+        ClassSignals("low", waiting=4.0, in_time=3.6),
+    )
+    seen = {"granted": 32.0, "waiting": 29.0, "in_time": 13.6}
+    known = SloPolicy().decide(signals(classes=classes, **seen))
+    assert "would start too late (late now: 3 of high, 12 of normal), and" in known.reason
+    assert known.replicas == SloPolicy().decide(signals(**seen)).replicas
 
 
 def test_the_part_kept_free_shrinks_with_size() -> None:

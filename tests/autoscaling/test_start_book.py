@@ -75,6 +75,19 @@ def test_the_policy_waits_for_the_ledgers_word_and_keeps_to_it(book: StartBook) 
     assert book.scale_up_limit(M, 1, 2, ["a"], 0.2 + START_FRESH_S) == NO_ANSWER
 
 
+def test_known_room_is_the_ledgers_last_word_while_it_is_fresh_and_short(book: StartBook) -> None:
+    assert book.known_room(M, 1, 0.0) is None
+    book.scale_up_limit(M, 1, 2, ["a"], 0.0)
+    asked = book.requests(0.0)
+    answer(book, 0.1, held=2)
+    assert book.known_room(M, 1, 0.2) is None, "there was enough for all that were asked"
+    answer(book, 0.3, held=1, why="memory: none")
+    assert book.known_room(M, 1, 0.4) == 1
+    assert book.known_room(M, 2, 0.4) is None
+    assert book.known_room(M, 1, 0.4 + START_FRESH_S) is None
+    assert book.requests(0.4) == asked, "to know it reserves nothing"
+
+
 def test_what_was_kept_for_a_start_counts_once(book: StartBook) -> None:
     book.scale_up_limit(M, 1, 2, ["a"], 0.0)
     answer(book, 0.1, held=1)

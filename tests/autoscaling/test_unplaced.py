@@ -74,6 +74,14 @@ def test_starting_replicas_without_a_place_are_counted() -> None:
     assert replicas.ended == []
 
 
+def test_replicas_that_start_with_a_place_are_named() -> None:
+    found = Replicas().counts(
+        a=(STARTING, None), b=(STARTING, "n"), c=(ReplicaState.RUNNING, "n"), d=(STOPPING, "n"), e=(STARTING, "n")
+    )
+    (engine,) = found.values()
+    assert engine.starting == {"id-b", "id-e"}
+
+
 def test_one_that_serve_stops_is_ended_until_it_is_gone() -> None:
     replicas = Replicas()
     replicas.tick(a=(STARTING, None), b=(STARTING, None))

@@ -145,6 +145,12 @@ def advice(stack: Stack) -> tuple[int | None, bool]:
     return model["advised"], f"at {SLOTS} slots a replica" in model["advice"]
 
 
+def sees_the_class(stack: Stack) -> bool:
+    """Whether the policy sees the requests by class, and the tokens that come and are served."""
+    (model,) = [one for one in stack.get("/admin/status").json()["models"] if one["name"] == QUICK]
+    return "normal: 12 run" in model["signals"] and "tokens/s arrive" in model["signals"]
+
+
 def test_zero_to_three_to_zero_to_one_without_a_failed_request(
     three: Stack, watch: Watch, pool: ThreadPoolExecutor
 ) -> None:
@@ -154,6 +160,7 @@ def test_zero_to_three_to_zero_to_one_without_a_failed_request(
         seen(watch, QUICK, at(3), "three replicas", began)
         # 12 requests and twice their root, by what routers and engines report
         wait_until(lambda: advice(three), SETTLE_S, "its advice", wanted=(3, True), poll_s=PERIOD_S)
+        wait_until(lambda: sees_the_class(three), SETTLE_S, "the class of its requests", poll_s=PERIOD_S)
     assert set(statuses) == {200}
     seen(watch, QUICK, at(0), "no replica any more")
     assert ask(three, QUICK, 5).status_code == 200
