@@ -6,4 +6,4 @@ In: numbers that routers and engines report to Serve. Out: replica counts for Se
 Never: blocks the controller; a thread calls the quota actor.
 """
 
-__all__ = ["operations", "rollout"]
+__all__ = ["operations", "recorded_decisions", "rollout"]

@@ -35,6 +35,7 @@ from autoscaling.policies import (
     within_scale_up_limit,
 )
 from autoscaling.readings import RouterCounts
+from autoscaling.recorded_decisions import DecisionRecorder, keep_decisions
 from autoscaling.scaling_events import ScalingEvents
 from autoscaling.snapshot import shown, snapshot_of
 from autoscaling.unplaced import NONE, ReplicaCounts, UnplacedReplicas
@@ -72,6 +73,7 @@ class _Deployment:
     advisor: ReplicaPolicy | None = None
     advice: Decision | None = None  # its last one
     policy_name: str = DEFAULT_POLICY
+    recorder: DecisionRecorder | None = None
     signals: Signals | None = None  # of the last decision
     reports: Reports = field(default_factory=dict)
     target: int | None = None  # the last one; a change is logged with its reason
@@ -89,6 +91,7 @@ class ScalingPolicy:
             that is missing has the default and no advice.
         budget: `max_gpus` of all these deployments together, and `gpus` of a replica, by deployment; None: no bound.
         starts: arguments of `placer_of_this_process`; None: Ray alone decides where engines start.
+        record: whether decisions are kept with their signals (`recorded_decisions`).
         placing: a start placer instead of it, for tests.
         unplaced: for tests.
     """
@@ -99,12 +102,15 @@ class ScalingPolicy:
         starts: Mapping[str, Any] | None = None,
         policies: Mapping[str, tuple[str, str | None]] = MappingProxyType({}),
         budget: Mapping[str, Any] | None = None,
+        record: bool = False,
         placing: StartPlacer | None = None,
         unplaced: UnplacedReplicas | None = None,
     ) -> None:
         end_on_sigterm()  # of the controller
         set_up_log("controller")
         self._events = ScalingEvents(keep_events(session_folder(), f"controller-{os.getpid()}"))
+        source = f"controller-{os.getpid()}"
+        self._decisions = keep_decisions(session_folder(), source) if record else None
         self._clock = clock
         self._placing = placing
         self._unplaced = unplaced or UnplacedReplicas()
@@ -176,7 +182,9 @@ class ScalingPolicy:
 
     def _new(self, name: str) -> _Deployment:
         policy, advisor = self._policies.get(name, (DEFAULT_POLICY, None))
-        return _Deployment(POLICIES[policy](), None if advisor is None else POLICIES[advisor](), policy_name=policy)
+        recorder = None if self._decisions is None else DecisionRecorder(name, policy, self._decisions.write)
+        advising = None if advisor is None else POLICIES[advisor]()
+        return _Deployment(POLICIES[policy](), advising, policy_name=policy, recorder=recorder)
 
     def _routers(self, named: Mapping[str, Any], now: float) -> tuple[dict[str, RouterCounts], frozenset[Hashable]]:
         """The routers' counts, by engine deployment, and the running routers."""
@@ -204,6 +212,8 @@ class ScalingPolicy:
         memory = self.deployments[name]
         signals = self._signals(name, context, counts, routers, replicas, now)
         decision = memory.policy.decide(signals)
+        if memory.recorder is not None:
+            memory.recorder.add(signals, decision)
         self._advise(name, memory, signals)
         if self._placing is not None:
             more = max(0, decision.replicas - max(signals.target, signals.min_replicas, 1))

@@ -11,17 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from autoscaling.policies import POLICIES, Decision, ReplicaPolicy, Signals
 from serve_app.errors import BadRequest
+from serve_app.system import SUFFIX, EventWriter, RecordBounds, records_folder
 
+DECISIONS = "decisions"  # the kind of their files
+BOUNDS = RecordBounds(keep_s=7 * 86_400.0, max_bytes=64 * 2**20)  # half a day of a busy model
 MOST_TIMES = 600  # of a line: a minute of Serve's looks, which is lost if the controller dies
 
 
-class _Answer(NamedTuple):
+class DecidedNumber(NamedTuple):
+    """What a policy has answered."""
+
     replicas: int
     cause: str
 
@@ -33,12 +39,12 @@ class DecisionRecorder:
         self._common = {"deployment": deployment, "policy": policy}
         self._write = write
         self._begins = True
-        self._span: tuple[Signals, _Answer] | None = None  # the signals at no time
+        self._span: tuple[Signals, DecidedNumber] | None = None  # the signals at no time
         self._times: list[float] = []
 
     def add(self, signals: Signals, decision: Decision) -> None:
         """A decision; the line of the span before goes out once this one differs."""
-        span = (replace(signals, now=0.0), _Answer(decision.replicas, decision.cause.value))
+        span = (replace(signals, now=0.0), DecidedNumber(decision.replicas, decision.cause.value))
         if self._span != span or len(self._times) >= MOST_TIMES:
             self.flush()
             self._span = span
@@ -59,8 +65,8 @@ class Difference(NamedTuple):
     """A decision that did not come out again. `now`: of the policy's clock."""
 
     now: float
-    recorded: _Answer
-    again: _Answer
+    recorded: DecidedNumber
+    again: DecidedNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class Replay:
     first: Difference | None
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _SpanLine(msgspec.Struct, frozen=True):
     deployment: str
     policy: str
     begins: bool
@@ -82,6 +88,28 @@ class _Line(msgspec.Struct, frozen=True):
     signals: dict[str, Any]
     replicas: int
     cause: str
+
+
+def keep_decisions(ray_session: Path | None, source: str) -> EventWriter | None:
+    """Where this process keeps decisions; None: it has no node, and keeps none."""
+    return None if ray_session is None else EventWriter(records_folder(ray_session), source, DECISIONS, BOUNDS)
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file, or of all files of decisions in a folder, those of each process in order.
+
+    Raises:
+        BadRequest: it cannot be read, or there is none.
+    """
+    files = sorted(path.glob(f"{DECISIONS}.*{SUFFIX}")) if path.is_dir() else [path]
+    if not files:
+        raise BadRequest(f"{path}: no file {DECISIONS}.*{SUFFIX} is there; is scaling.record_decisions set?")
+    for file in files:
+        try:
+            with file.open("rb") as opened:
+                yield from opened
+        except OSError as error:
+            raise BadRequest(f"{file} cannot be read: {error.strerror or error}") from None
 
 
 def replayed(lines: Iterable[bytes]) -> list[Replay]:
@@ -114,9 +142,9 @@ def replayed(lines: Iterable[bytes]) -> list[Replay]:
     return [found[name] for name in sorted(found)]
 
 
-def _parsed(number: int, data: bytes) -> tuple[_Line, Signals]:
+def _parsed(number: int, data: bytes) -> tuple[_SpanLine, Signals]:
     try:
-        line = msgspec.json.decode(data, type=_Line)
+        line = msgspec.json.decode(data, type=_SpanLine)
         return line, msgspec.convert(line.signals, type=Signals)
     except msgspec.ValidationError as error:
         raise BadRequest(f"line {number}: {error}", param="line") from None
@@ -124,10 +152,10 @@ def _parsed(number: int, data: bytes) -> tuple[_Line, Signals]:
         raise BadRequest(f"line {number} is no JSON: {error}", param="line") from None
 
 
-def _different(line: _Line, signals: Signals, policy: ReplicaPolicy) -> Iterator[Difference]:
-    recorded = _Answer(line.replicas, line.cause)
+def _different(line: _SpanLine, signals: Signals, policy: ReplicaPolicy) -> Iterator[Difference]:
+    recorded = DecidedNumber(line.replicas, line.cause)
     for now in line.times:
         decision = policy.decide(replace(signals, now=now))
-        again = _Answer(decision.replicas, decision.cause.value)
+        again = DecidedNumber(decision.replicas, decision.cause.value)
         if again != recorded:
             yield Difference(now, recorded, again)

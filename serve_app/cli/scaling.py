@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from autoscaling import recorded_decisions
 from serve_app.cli import simulate as simulating
 from serve_app.cli.command_line import EndpointOptions, JsonOption, print_found
 from serve_app.cli.endpoint import Endpoint
@@ -25,6 +26,7 @@ from serve_app.errors import BadRequest
 from serve_app.settings import Settings
 
 STATUS = "/admin/status"
+REPLAYED = ("deployment", "policy", "decisions", "differing", "first difference")
 COLUMNS = ("model", "running", "target", "advised", "why", "advice", "signals")
 
 
@@ -35,9 +37,16 @@ def scaling(
     ] = None,
     since: Annotated[str, typer.Option("--since", help="With --diff: of the requests since then, such as 1h.")] = "1h",
     profile: ProfileOption = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option("--replay", help="Recorded decisions, a file or a folder: whether each comes out again."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what scaling wants, and what the policy of `advise` would; with --diff what each costs and meets."""
+    if replay is not None:
+        show_replays(recorded_decisions.replayed(recorded_decisions.lines_of(replay)), as_json)
+        return
     endpoint = at.endpoint()
     found: dict[str, Any] = {"models": _models(endpoint)}
     if diff is None:
@@ -53,6 +62,25 @@ def scaling(
         show(comparison, console)
 
     print_found(found | asdict(comparison), as_json, show_all)
+
+
+def show_replays(replays: Sequence[recorded_decisions.Replay], as_json: bool) -> None:
+    """Print a row for each deployment. Exits with 1 where a decision did not come out again."""
+    rows = [
+        [one.deployment, one.policy, str(one.decisions), str(one.differing), _difference(one.first)] for one in replays
+    ]
+    found = {"replays": [asdict(one) | {"first": one.first and one.first._asdict()} for one in replays]}
+    print_found(found, as_json, lambda _, console: Listing(console).table("replay", REPLAYED, rows))
+    if any(one.differing for one in replays):
+        raise typer.Exit(1)
+
+
+def _difference(first: recorded_decisions.Difference | None) -> str:
+    if first is None:
+        return NOTHING
+    recorded = first.recorded
+    again = first.again
+    return f"{recorded.replicas} ({recorded.cause}) recorded at {first.now:.1f}, {again.replicas} ({again.cause}) now"
 
 
 def policies_of(settings: Settings) -> list[str]:

@@ -62,6 +62,8 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
             "max_gpus": settings.scaling.max_gpus - fixed,
             "gpus": {deployment_of(one.name): one.gpus for one in settings.models if one.replicas.autoscaled},
         }
+    if settings.scaling.record_decisions:
+        kwargs["record"] = True
     if placed:
         kwargs["starts"] = {
             "application": APPLICATION,

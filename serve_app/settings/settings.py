@@ -391,6 +391,7 @@ class ScalingSettings(FrozenSettings):
     """Scaling of all models together."""
 
     max_gpus: float | None = Field(None, gt=0, le=MAX_COUNT)  # of all replicas; None: no bound
+    record_decisions: bool = False  # with all that they are made of, on the head node
 
 
 class RouterSettings(FrozenSettings):

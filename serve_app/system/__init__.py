@@ -35,7 +35,15 @@ from serve_app.system.processes import (
     start_ticks,
     this_process,
 )
-from serve_app.system.record_files import RecordBounds, RecordFile, Sweeper, newest_lines, records_folder, segments
+from serve_app.system.record_files import (
+    SUFFIX,
+    RecordBounds,
+    RecordFile,
+    Sweeper,
+    newest_lines,
+    records_folder,
+    segments,
+)
 from serve_app.system.sketch import DurationSketch
 from serve_app.system.tls import TLS_VARIABLES, Certificate, Tls
 from serve_app.system.trace_id import TRACE_ID
@@ -44,6 +52,7 @@ __all__ = [
     "EVENTS",
     "LOG_SOURCES",
     "PROMPT_MARK",
+    "SUFFIX",
     "TLS_VARIABLES",
     "TRACE_ID",
     "Certificate",

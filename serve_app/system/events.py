@@ -50,11 +50,11 @@ def event(kind: EventKind, subject: str, **details: Any) -> dict[str, Any]:
 
 
 class EventWriter:
-    """Writes events to the files of this process, in a thread that ends with it."""
+    """Writes events, or records of another kind, to the files of this process, in a thread that ends with it."""
 
-    def __init__(self, folder: Path, source: str) -> None:
-        self._file = RecordFile(folder, EVENTS, source, BOUNDS)
-        self._sweeper = Sweeper(folder, {(EVENTS,): BOUNDS})
+    def __init__(self, folder: Path, source: str, kind: str = EVENTS, bounds: RecordBounds = BOUNDS) -> None:
+        self._file = RecordFile(folder, kind, source, bounds)
+        self._sweeper = Sweeper(folder, {(kind,): bounds})
         self._waiting: queue.Queue[dict[str, Any]] = queue.Queue(MAX_WAITING)
         self._held: list[Mapping[str, Any]] = []  # taken from there and not written yet
         self._is_failing = False
@@ -106,7 +106,9 @@ class EventWriter:
             self._file.append([msgspec.json.encode(fields, enc_hook=str) for fields in self._held])
         except OSError as error:
             if not self._is_failing:
-                logger.warning("File of %s cannot be written, and they wait in memory until it can: %s", EVENTS, error)
+                logger.warning(
+                    "File of %s cannot be written, and they wait in memory until it can: %s", self._file.kind, error
+                )
             self._is_failing = True
             return
         self._is_failing = False

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from autoscaling.policies import POLICIES, Decision, Signals
-from autoscaling.recorded_decisions import MOST_TIMES, DecisionRecorder, replayed
+from autoscaling.recorded_decisions import MOST_TIMES, DecisionRecorder, lines_of, replayed
 from autoscaling.simulator import ScalingPlan, Simulation, SyntheticLoad
 from serve_app.errors import BadRequest
 from tests.autoscaling.simulator.worlds import MODEL, world
@@ -99,3 +100,26 @@ def test_what_cannot_be_replayed_is_refused_by_name(change: dict[str, Any], fiel
 def test_a_line_that_is_no_json_is_named() -> None:
     with pytest.raises(BadRequest, match="line 1 is no JSON"):
         replayed([b"{"])
+
+
+def test_a_folder_has_the_files_of_all_controllers_in_order(tmp_path: Path) -> None:
+    lines, decisions = recorded("ongoing")
+    half = len(lines) // 2
+    for name, part in (
+        ("decisions.controller-1.000001.jsonl", lines[:half]),
+        ("decisions.controller-1.000002.jsonl", lines[half:]),
+        ("decisions.controller-2.000001.jsonl", lines),
+        ("events.controller-2.000001.jsonl", [b"{}"]),
+    ):
+        (tmp_path / name).write_bytes(b"".join(line + b"\n" for line in part))
+    (found,) = replayed(lines_of(tmp_path))
+    assert (found.decisions, found.differing) == (2 * decisions, 0)
+    (alone,) = replayed(lines_of(tmp_path / "decisions.controller-2.000001.jsonl"))
+    assert alone.decisions == decisions
+
+
+def test_a_folder_without_decisions_names_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"scaling\.record_decisions"):
+        list(lines_of(tmp_path))
+    with pytest.raises(BadRequest, match="cannot be read: No such file"):
+        list(lines_of(tmp_path / "missing.jsonl"))

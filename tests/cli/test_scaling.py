@@ -79,3 +79,17 @@ def test_without_a_recorded_request_there_is_nothing_to_compare(run: Run, serve:
     refused = run("scaling", "--url", url, "--key", KEY, "--diff", str(files / "my.yaml"))
     assert refused.exit_code == 2
     assert "--since 1h: no request is recorded since then" in refused.output
+
+
+def test_recorded_decisions_come_out_again_or_the_first_that_does_not_is_named(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    file = tmp_path / "decisions.controller-1.000001.jsonl"
+    signals = dict.fromkeys(("running", "target", "min_replicas"), 1) | dict.fromkeys(("waiting", "granted"), 30.0)
+    signals |= {"executing": 0.0, "complete": True, "cold_start_requested": False, "max_replicas": 9, "now": 0.0}
+    signals |= {"target_ongoing": 20.0, "look_back_s": 5.0}
+    line = {"deployment": "engine-chat", "policy": "ongoing", "begins": True, "times": [1.0, 1.1], "signals": signals}
+    for replicas, differing, code in ((3, 0, 0), (4, 2, 1)):
+        file.write_text(json.dumps(line | {"replicas": replicas, "cause": "load"}) + "\n")
+        shown = run("scaling", "--replay", str(tmp_path))
+        assert shown.exit_code == code, shown.output
+        assert f"engine-chat\tongoing\t2\t{differing}" in shown.output
+    assert "4 (load) recorded at 1.0, 3 (load) now" in shown.output

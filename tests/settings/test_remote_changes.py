@@ -37,6 +37,7 @@ CLOSED: dict[str, Any] = {
     "http.console": False,
     "http.tls": {"certificate": "/etc/shadow", "key": "/etc/shadow"},
     "scaling.max_gpus": 1e6,
+    "scaling.record_decisions": True,
     "store.url": "sqlite:////etc/passwd",
     "store.audit_days": 1,
     "responses.store_by_default": True,
