@@ -107,7 +107,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
     for file in files:
         try:
             with file.open("rb") as opened:
-                yield from opened
+                yield from (line for line in opened if line.endswith(b"\n"))  # one is just being written
         except OSError as error:
             raise BadRequest(f"{file} cannot be read: {error.strerror or error}") from None
 

@@ -1,5 +1,6 @@
 """How soon replicas follow the load: `python -m benchmarks.scaling [--quick] [--cycles N] [--engine vllm|simulated]`;
-`--linear` compares 1, 2, 4 and 8 replicas instead (`benchmarks.scaling.linear`).
+`--linear` compares 1, 2, 4 and 8 replicas instead (`benchmarks.scaling.linear`), `--flapping` policies under a load
+that comes and goes (`benchmarks.scaling.flapping`).
 
 Three routers, one model, engines by load: a burst takes it from 1 replica to 3, silence to 0, one request back to 1;
 each cycle does all of it. Prints conditions, progress and a table, and as its last line one JSON object.
@@ -32,7 +33,8 @@ from benchmarks.common import conditions
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.output import write_json
 from benchmarks.common.scaling_stack import MODEL, WORK_POLL_S, Clients, Stage, stack
-from benchmarks.scaling.linear import REPLICA_COUNTS, linear
+from benchmarks.scaling.flapping import flapping
+from benchmarks.scaling.linear import linear
 from benchmarks.scaling.watch import PERIOD_S, Look, Watch
 
 ROUTERS = 3
@@ -250,27 +252,28 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cycles", type=int, default=None, help=f"how many cycles; default {CYCLES}")
     parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
     parser.add_argument("--linear", action="store_true", help="throughput of 1, 2, 4, 8 simulated engines instead")
+    parser.add_argument("--flapping", action="store_true", help="what policies do under a flapping load instead")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer in the burst")
     chosen = parser.parse_args(arguments)
     chosen.cycles = chosen.cycles or (1 if chosen.quick else CYCLES)
     return chosen
 
 
-def main_of_linear(console: Console) -> int:
+def main_of_comparison(compared: Callable[[Callable[[str], None]], dict[str, Any]], console: Console) -> int:
     try:
-        figures = linear(console.print)
+        figures = compared(console.print)
     except BenchmarkError as error:
         console.print(f"no figure: {error}", markup=False)
         return 1
-    write_json(figures | {"conditions": conditions.here(engine="simulated", replicas=REPLICA_COUNTS)})
+    write_json(figures | {"conditions": conditions.here(engine="simulated")})
     return 0
 
 
 def main(arguments: Sequence[str]) -> int:
     chosen = parse_arguments(arguments)
     console = Console(width=None if sys.stdout.isatty() else 130)
-    if chosen.linear:
-        return main_of_linear(console)
+    if chosen.linear or chosen.flapping:
+        return main_of_comparison(linear if chosen.linear else flapping, console)
     run_conditions = facts(chosen.engine, chosen.tokens, chosen.cycles)
     console.print_json(data=run_conditions)
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.scaling.flapping import POLICIES, figures, flapping
+from benchmarks.scaling.flapping import configuration as flapping_configuration
 from benchmarks.scaling.linear import configuration as linear_configuration
 from benchmarks.scaling.linear import linear
 from benchmarks.scaling.linear import result as scaled
@@ -80,3 +82,12 @@ def test_quick_is_one_cycle() -> None:
     assert parse_arguments([]).cycles == 3
     assert parse_arguments(["--quick"]).cycles == 1
     assert parse_arguments(["--quick", "--cycles", "2"]).cycles == 2
+
+
+def test_actions_and_hours_of_a_flapping_load_are_those_of_the_looks() -> None:
+    looks = [look(0.0, 1, a="RUNNING"), look(1800.0, 2, a="RUNNING", b="STARTING"), look(3600.0, 2, a="RUNNING")]
+    assert figures(looks) == {"actions": 1, "replica_hours": 1.5, "targets": [1, 2]}
+    assert flapping(lambda text: None, lambda policy: {"policy": policy})["slo"] == {"policy": "slo"}
+    assert {model.replicas.policy for name in POLICIES for model in parse(flapping_configuration(name)).models} == {
+        *POLICIES
+    }

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import requests
 
+from autoscaling.recorded_decisions import lines_of, replayed
 from benchmarks.scaling.watch import PERIOD_S, Look, Watch, first
+from serve_app.names import deployment_of
 from tests.e2e.observe import samples_of
 from tests.e2e.stack import Stack
 from tests.e2e.three import (
@@ -276,3 +278,10 @@ def test_a_scrape_has_how_many_replicas_each_model_is_to_have_and_why(three: Sta
     scaled = {(one["model"], one["reason"]) for one in reasons if one["model"] in (QUICK, SLOW)}
     assert {model for model, _ in scaled} == {QUICK, SLOW}
     assert {reason for _, reason in scaled} <= {"idle", "load", "look_back", "min_replicas"}
+
+
+def test_every_decision_of_this_stack_comes_out_of_a_new_policy_again(three: Stack, slow_answers: Any) -> None:
+    assert three.cluster is not None
+    replays = {one.deployment: one for one in replayed(lines_of(three.cluster.state.records))}
+    assert {one.differing for one in replays.values()} == {0}, replays
+    assert replays[deployment_of(QUICK)].decisions > 100

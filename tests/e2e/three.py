@@ -76,6 +76,7 @@ def configured(tokens: dict[str, Any] | None = None) -> dict[str, Any]:
             scaled(SLOW, SLOW_START_S * slow, downscale_to_zero_delay_s=SLOW_IDLE_S),
         ],
         "router": {"replicas": ROUTERS},
+        "scaling": {"record_decisions": True},
         "admission": {
             "max_queued": 1000,
             "no_replica_wait_s": HOLD_S * slow,
