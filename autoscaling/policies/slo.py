@@ -7,6 +7,8 @@ exponential servers", 1981): the swings of independent arrivals grow with the ro
 kept free shrinks with size, and no target has to be guessed.
 
 Rules
+- A waiting request counts as the part of a slot that serves it within a start: further replicas have to work off what
+  waits, but not all of it at once. Where its length or the engines' speed is not known, it counts as a whole slot.
 - The mean is over the span of a start, within `LOOK_BACK_S`: what is shorter than that is over before a replica comes.
 - A replica more is asked for at once. One less only when the smaller number would have been enough for `STARTS_HELD`
   starts, within `HOLD_S`, with `SPARE` roots more kept free: to start again costs a start, in which it serves nobody,
@@ -68,8 +70,7 @@ class SloSizing:
     def decide(self, signals: Signals) -> Decision:
         """See `ReplicaSizing`."""
         start_s = signals.start_s or USUAL_START_S
-        hurried = max(0.0, signals.load - signals.in_time)
-        load = self._average.add(hurried, signals.now, within(LOOK_BACK_S, start_s))
+        load = self._average.add(slots_needed(signals, start_s), signals.now, within(LOOK_BACK_S, start_s))
         slots = signals.slots or signals.target_ongoing
         needed = staffed(load, self._safety, slots)
         wanted = max(needed, 1 if load or signals.rows else 0)
@@ -94,6 +95,16 @@ class SloPolicy(RuledPolicy):
 
     def __init__(self, safety: float = SAFETY) -> None:
         super().__init__(SloSizing(safety))
+
+
+def slots_needed(signals: Signals, start_s: float) -> float:
+    """Slots for what runs, and for what would start too late to be served within `start_s`."""
+    counted = max(0.0, signals.load - signals.in_time)
+    late = min(counted, max(0.0, signals.waiting - signals.in_time))
+    if not (late and signals.granted and signals.served_tokens_s and signals.waiting_tokens):
+        return counted
+    run_s = signals.waiting_tokens / signals.waiting * signals.granted / signals.served_tokens_s
+    return counted - late + late * min(1.0, run_s / start_s)
 
 
 def staffed(load: float, safety: float, slots: float) -> int:

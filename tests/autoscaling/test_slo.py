@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaling.policies import POLICIES, Cause, ClassSignals, Decision, Signals, SloPolicy
-from autoscaling.policies.slo import HOLD_S, SAFETY, SPARE, STARTS_HELD
+from autoscaling.policies.slo import HOLD_S, SAFETY, SPARE, STARTS_HELD, slots_needed
 from tests.effort import examples
 
 SLOTS = 8.0
@@ -57,6 +57,34 @@ def test_the_reason_names_the_classes_that_would_start_too_late() -> None:
     known = SloPolicy().decide(signals(classes=classes, **seen))
     assert "would start too late (late now: 3 of high, 12 of normal), and" in known.reason
     assert known.replicas == SloPolicy().decide(signals(**seen)).replicas
+
+
+def test_what_waits_counts_by_the_slots_that_serve_it_within_a_start() -> None:
+    def wanted(**more: float) -> int:
+        return SloPolicy(safety=0.0).decide(signals(granted=32.0, waiting=64.0, running=4, target=4, **more)).replicas
+
+    # a slot serves 10 tokens/s, so 100 tokens take 10 s, a third of a start
+    assert wanted(waiting_tokens=6400.0, served_tokens_s=320.0) == math.ceil((32 + 64 / 3) / SLOTS)
+    assert wanted(waiting_tokens=64_000.0, served_tokens_s=320.0) == (32 + 64) / SLOTS, "never as more than a slot"
+    for unknown in ({"waiting_tokens": 6400.0}, {"served_tokens_s": 320.0}, {}):
+        assert wanted(**unknown) == (32 + 64) / SLOTS
+
+
+@given(
+    waiting=st.floats(0.0, 1e4),
+    granted=st.floats(0.0, 1e4),
+    in_time=st.floats(0.0, 1e4),
+    tokens=st.floats(0.0, 1e7),
+    rate=st.floats(0.0, 1e6),
+    start_s=st.floats(0.1, 600.0),
+)
+@settings(max_examples=examples(200))
+def test_the_slots_needed_lie_between_what_runs_and_all_that_is_late(
+    waiting: float, granted: float, in_time: float, tokens: float, rate: float, start_s: float
+) -> None:
+    in_time = min(in_time, waiting)
+    known = signals(waiting=waiting, granted=granted, in_time=in_time, waiting_tokens=tokens, served_tokens_s=rate)
+    assert granted - 1e-6 <= slots_needed(known, start_s) <= granted + waiting - in_time + 1e-6
 
 
 def test_the_part_kept_free_shrinks_with_size() -> None:
