@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from autoscaling.policies import STALE_INTERVALS, Cause, ClassSignals, ReplicaPolicy, Signals, merged
+from autoscaling.policies import STALE_INTERVALS, Cause, ClassSignals, Decision, ReplicaPolicy, Signals, merged
 from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.fleet import Fleet, FleetCounts
 from autoscaling.simulator.router import VirtualRouter
@@ -52,7 +52,7 @@ class ModelScaling:
 
     Args:
         is_silent: whether a router, by its place, reports no numbers now.
-        changes: of its target, in order. causes: of all decisions.
+        changes: of its target, in order. causes: of all decisions. cause: of the last one.
     """
 
     plan: ModelPlan
@@ -63,19 +63,19 @@ class ModelScaling:
     is_silent: Callable[[int], bool]
     changes: list[TargetChange] = field(default_factory=list)
     causes: Counter[Cause] = field(default_factory=Counter)
+    cause: Cause | None = None
     _reported: dict[int, RouterNumbers] = field(default_factory=dict)
     _engines: FleetCounts = field(default_factory=FleetCounts)
     _standing: StandingDecision = NOTHING_STANDS
 
     def start(self) -> None:
-        """Begin to report and to decide."""
+        """Begin to report."""
         scaling = self.plan.scaling
         interval_s = scaling.metrics_interval_s
         for place in range(len(self.routers)):
             first_s = interval_s * place / len(self.routers)
             self.clock.after(first_s, partial(self._report_for_ever, place))
         self.clock.every(interval_s, self._report_engines)
-        self.clock.every(scaling.control_s, self._control)
 
     def signals(self) -> Signals:
         """What the policy sees now."""
@@ -116,13 +116,17 @@ class ModelScaling:
             room=self.fleet.room(self.plan.name),
         )
 
-    def _control(self) -> None:
-        """One look of Serve's controller."""
+    def decide(self) -> tuple[Signals, Decision]:
+        """What the policy sees and wants."""
+        signals = self.signals()
+        return signals, self.policy.decide(signals)
+
+    def follow(self, signals: Signals, decision: Decision) -> None:
+        """What Serve's controller makes of a decision."""
         scaling = self.plan.scaling
         model = self.plan.name
-        signals = self.signals()
-        decision = self.policy.decide(signals)
         delays = AT_ONCE if self.policy.has_own_delays else scaling.delays
+        self.cause = decision.cause
         self.causes[decision.cause] += 1
         target, self._standing = target_after_delays(
             decision.replicas, signals.running, signals.target, delays, self._standing, signals.now

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from autoscaling.policies import Cause
 from autoscaling.simulator.requests import RequestEnd
 from autoscaling.simulator.simulation import Simulation
 from autoscaling.simulator.summary import TimeHistogram
@@ -30,6 +31,7 @@ class Obstacle(enum.StrEnum):
     LIMITS = "limits"  # its tenant's
     FAILED = "failed"  # it lost its replicas
     GPUS = "gpus"  # a replica had no place
+    MAX_GPUS = "max_gpus"  # it waited, and all models together had as many GPUs as they may
     MAX_REPLICAS = "max_replicas"  # it waited, and as many replicas as may be were there
     STARTS = "starts"  # it waited while a replica started
     DECISION = "decision"  # it waited, and no further replica was started
@@ -44,6 +46,7 @@ class Look(NamedTuple):
     unplaced: int
     waiting: int
     is_full: bool
+    is_over_budget: bool  # the bound of all models together has kept it from more replicas
 
     @property
     def placed(self) -> int:
@@ -100,7 +103,9 @@ class RunSeries:
                 present = counts.running + counts.starting
                 waiting = sum(router.queue.pending.count(model) for router in simulation.routers)
                 is_full = present >= scaling.plan.scaling.max_replicas
-                self.looks[model].append(Look(counts.running, counts.starting, counts.unplaced, waiting, is_full))
+                is_over_budget = scaling.cause is Cause.MAX_GPUS
+                found = Look(counts.running, counts.starting, counts.unplaced, waiting, is_full, is_over_budget)
+                self.looks[model].append(found)
 
         look()
         simulation.clock.every(LOOK_S, look)
@@ -146,6 +151,8 @@ class RunSeries:
             return Obstacle.GPUS
         if look.starting:
             return Obstacle.STARTS
+        if look.is_over_budget:
+            return Obstacle.MAX_GPUS
         return Obstacle.MAX_REPLICAS if look.is_full else Obstacle.DECISION
 
 

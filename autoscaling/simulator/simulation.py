@@ -6,11 +6,11 @@ Invariant: one world, one load and one policy give one history; whatever is draw
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from autoscaling.policies import OngoingRequestsPolicy, ReplicaPolicy
+from autoscaling.policies import BudgetedModel, Decision, OngoingRequestsPolicy, ReplicaPolicy, within_gpu_budget
 from autoscaling.simulator.batches import VirtualBatchWorker
 from autoscaling.simulator.clock import Clock
 from autoscaling.simulator.exchange import VirtualActor
@@ -93,6 +93,7 @@ class Simulation:
         self.began_s = self.clock.now
         for scaling in self.scalings:
             scaling.start()
+        self.clock.every(min(plan.scaling.control_s for plan in world.models), self._control)
         self._plan_faults(world)
         self.batches = VirtualBatchWorker(world.batches, self.clock, self.began_s, self.actor, self.offer)
         self._plan_next()
@@ -132,6 +133,20 @@ class Simulation:
         return self.nodes.node_s / 3600.0
 
     # Inside
+
+    def _control(self) -> None:
+        """One look of Serve's controller."""
+        decided = {scaling.plan.name: scaling.decide() for scaling in self.scalings}
+        wanted: Mapping[str, Decision] = {model: decision for model, (_, decision) in decided.items()}
+        if self._world.max_gpus is not None:
+            models = [
+                BudgetedModel(plan.name, decided[plan.name][0].target, wanted[plan.name], plan.profile.gpus)
+                for plan in self._world.models
+            ]
+            wanted = within_gpu_budget(models, self._world.max_gpus)
+        for scaling in self.scalings:
+            model = scaling.plan.name
+            scaling.follow(decided[model][0], wanted[model])
 
     def _plan_next(self) -> None:
         request = next(self._requests, None)

@@ -142,6 +142,7 @@ class World:
         progress_s: between the counts of produced tokens that a router gets of each request; production has them with
             each frame, and tells the actor of each request about twice a second.
         preempts: whether a running request may be stopped for one of a higher class.
+        max_gpus: of all replicas together, as policies keep it; None: no bound.
         seed: of everything that is drawn.
     """
 
@@ -156,6 +157,7 @@ class World:
     turn_s: float = 0.005
     progress_s: float = 10.0
     preempts: bool = True
+    max_gpus: float | None = None
     seed: int = 1
 
     def __post_init__(self) -> None:

@@ -104,6 +104,10 @@ def _gpus(missed: MissedRequests, _: ModelResult, *, has_target: bool) -> str:
     return f"came while a replica of {missed.model} found no GPU: give more with --gpus"
 
 
+def _max_gpus(missed: MissedRequests, _: ModelResult, *, has_target: bool) -> str:
+    return f"waited while scaling.max_gpus kept {missed.model} from a further replica: raise it"
+
+
 def _max_replicas(missed: MissedRequests, model: ModelResult, *, has_target: bool) -> str:
     more = f"--what-if max_replicas={2 * model.max_replicas}"
     return f"waited while {missed.model} ran all of its max_replicas ({model.max_replicas}): try {more}"
@@ -140,6 +144,7 @@ _WHY: Mapping[Obstacle, _Why] = {
     Obstacle.LIMITS: _limits,
     Obstacle.FAILED: _failed,
     Obstacle.GPUS: _gpus,
+    Obstacle.MAX_GPUS: _max_gpus,
     Obstacle.MAX_REPLICAS: _max_replicas,
     Obstacle.STARTS: _starts,
     Obstacle.DECISION: _decision,

@@ -72,6 +72,7 @@ def world_of(settings: Settings, profiles: Mapping[str, EngineProfile], bound: G
         classes={name: ClassPlan(level.ttft_s) for name, level in admission.service_levels.items()},
         limits={name: found for name, found in limits.items() if found != NO_LIMITS},
         routers=settings.router.replicas,
+        max_gpus=settings.scaling.max_gpus,
     )
 
 
@@ -150,8 +151,6 @@ def _not_simulated(settings: Settings) -> Iterator[str]:
         for name in ("batching", "max_long_seqs", "max_model_len", "kv_cache_gb", "accelerator_type"):
             if getattr(model, name) is not None:
                 yield f"models.{name}"
-    if settings.scaling.max_gpus is not None:
-        yield "scaling.max_gpus"
     for name, each in settings.admission.classes.items():
         if each.itl_slo_s is not None:
             yield f"admission.classes.{name}.itl_slo_s"

@@ -79,3 +79,20 @@ def test_gpu_hours_count_from_the_place_to_the_end() -> None:
     use = simulation.use()[0]
     assert round(use.gpu_hours, 6) == 0.04
     assert round(use.cost, 5) == 0.12
+
+
+def test_one_bound_of_gpus_holds_for_all_models_together() -> None:
+    one = world(replace(SCALING, min_replicas=1))
+    (plan,) = one.models
+    both = replace(one, models=(plan, replace(plan, name="other")), max_gpus=5.0)
+    load = [replace(request(0.05 * at), model=MODEL if at % 2 else "other") for at in range(1200)]
+    simulation = Simulation(both, load, lambda end: None)
+    targets: list[int] = []
+    for _ in range(60):
+        simulation.run_for(1.0)
+        targets.append(sum(simulation.fleet.counts(model.name).target for model in both.models))
+    assert max(targets) == 5
+    assert Cause.MAX_GPUS in {cause for scaling in simulation.scalings for cause in scaling.causes}
+    free = Simulation(replace(both, max_gpus=None), load, lambda end: None)
+    free.run_for(60.0)
+    assert sum(free.fleet.counts(model.name).target for model in both.models) > 5

@@ -80,6 +80,11 @@ def test_a_request_that_waited_too_long_has_met_what_its_model_lacked(
     assert 30 <= found.total() <= 40
 
 
+def test_a_request_that_waited_has_met_the_bound_of_all_models_together() -> None:
+    plan = world(ScalingPlan(1, 4, target_ongoing=4.0, delays=AT_ONCE), classes=LEVEL, max_gpus=1.0)
+    assert series_of(plan, burst()).obstacles(NORMAL).most_common(1)[0][0] == (Obstacle.MAX_GPUS, "m")
+
+
 def test_a_long_prompt_has_met_the_engine_and_a_limited_tenant_its_limits() -> None:
     long_one = request(0.0, prompt=4_000)
     slow = series_of(world(classes={NORMAL: ClassPlan(0.03)}), [long_one])

@@ -43,6 +43,7 @@ def test_without_a_fitting_arm_the_closest_is_named_with_what_binds() -> None:
     ("why", "advice"),
     [
         (Obstacle.MAX_REPLICAS, "try --what-if max_replicas=16"),
+        (Obstacle.MAX_GPUS, "scaling.max_gpus kept chat from a further replica"),
         (Obstacle.GPUS, "give more with --gpus"),
         (Obstacle.LIMITS, "over the limits of their tenants at chat"),
         (Obstacle.DECISION, "try a higher min_replicas"),
