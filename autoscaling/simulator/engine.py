@@ -2,8 +2,8 @@
 
 The model is that of `serve_app.engine.simulated.scheduler`: one token for each running sequence and step, chunked
 prefill in the same step, KV that grows with a sequence, recompute preemption of the highest rank (priority, arrival)
-when KV runs out. A step takes `step_s`, `sequence_s` for each sequence, `kv_token_s` for each token of their KV, and
-the time of its prefill.
+when KV runs out; and a cache of prefixes (`prefix_cache`), whose tokens need no prefill. A step takes `step_s`,
+`sequence_s` for each sequence, `kv_token_s` for each token of their KV, and the time of its prefill.
 
 Rules
 - While all running sequences decode, nothing changes until one reaches its end or mark, or until KV runs out: these
@@ -22,6 +22,7 @@ import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
+from autoscaling.simulator.prefix_cache import PrefixCache
 from autoscaling.simulator.profiles import EngineProfile
 
 NEVER = 1 << 62  # tokens: a mark that no sequence reaches
@@ -36,6 +37,7 @@ class SimulatedSequence:
         priority: lower runs sooner, as in vLLM.
         produced: of output; above 0 at `add`: another engine has produced these.
         mark: the engine reports the sequence when it has produced so many.
+        prefix_blocks: of its prompt, see `SimulatedRequest`.
     """
 
     prompt_tokens: int
@@ -43,6 +45,7 @@ class SimulatedSequence:
     priority: int = 0
     produced: int = 0
     mark: int = NEVER
+    prefix_blocks: tuple[str, ...] = ()
     order: int = -1  # arrival number
     computed: int = 0  # of prompt and earlier output, while it is prefilled
     chunk: int = 0  # of these, in the step in flight
@@ -102,6 +105,8 @@ class SimulatedBatch:
     waiting: list[SimulatedSequence] = field(default_factory=list, init=False)
     kv_used: int = field(default=0, init=False)
     preemptions: int = field(default=0, init=False)
+    cached_tokens: int = field(default=0, init=False)  # of prompts, that were not computed
+    _prefixes: PrefixCache = field(init=False)
     _due: float | None = field(default=None, init=False)
     _jump: _Jump | None = field(default=None, init=False)
     _steps: int = field(default=0, init=False)  # that have ended
@@ -110,6 +115,9 @@ class SimulatedBatch:
     _reports: list[tuple[int, int, SimulatedSequence]] = field(default_factory=list, init=False)
     _numbers: int = field(default=0, init=False)  # of reports
     _arrivals: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._prefixes = PrefixCache(self.profile.kv_tokens if self.profile.prefix_cache else 0)
 
     @property
     def due(self) -> float | None:
@@ -288,8 +296,17 @@ class SimulatedBatch:
             self.kv_used += sequence.prompt_tokens + sequence.produced
             insort(self.running, sequence, key=_rank)
             insort(self._prefilling, sequence, key=_rank)
+            if sequence.prefix_blocks:
+                self._find_prefix(sequence)
             prefill += self._plan(sequence, prefill)
         return prefill
+
+    def _find_prefix(self, sequence: SimulatedSequence) -> None:
+        """Skip what the cache has of a prompt, and keep the rest from now on."""
+        blocks = sequence.prefix_blocks
+        sequence.computed = min(self._prefixes.cached_tokens(blocks), sequence.prompt_tokens - 1)
+        self.cached_tokens += sequence.computed
+        self._prefixes.add(blocks)
 
     def _plan(self, sequence: SimulatedSequence, prefill: int) -> int:
         """Set a sequence's tokens in this step; returns those that count as prefill, all but one."""

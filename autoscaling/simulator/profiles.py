@@ -39,6 +39,7 @@ class EngineProfile:
         gpus: that it takes as a whole, on one node.
         memory_bytes: that it takes of each of them.
         gpu_hour_price: of one GPU.
+        prefix_cache: whether it keeps what it has computed of prompts.
 
     Raises:
         ValueError: a figure that no engine can have.
@@ -58,6 +59,7 @@ class EngineProfile:
     gpus: int = 1
     memory_bytes: int = GB
     gpu_hour_price: float = 0.0
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         for name in ("slots", "kv_tokens", "step_s", "prefill_tokens_per_s", "prefill_chunk_tokens", "gpus"):

@@ -352,6 +352,7 @@ class VirtualRouter:
             RequestClass.CRITICAL - request.request_class,
             offered.produced,
             mark=offered.produced + budget.until_request,
+            prefix_blocks=request.prefix_blocks,
         )
         offered.run = RouterRun(self, offered, replica, budget, sequence)
         self._rings[request.model].add_load(name, 1)

@@ -167,7 +167,7 @@ def compared(planned: Planned, options: WorldOptions, scale: float) -> Compariso
         _trace_figures(planned.trace, planned.load, scale),
         options.attainment,
         {name: asdict(profile) for name, profile in profiles.items()},
-        tuple(simulating.notes_on(planned.base.settings, profiles, bound, planned.load)),
+        tuple(simulating.notes_on(planned.base.settings, profiles, bound)),
         tuple(found),
         simulating.recommendation(found, options.attainment),
     )

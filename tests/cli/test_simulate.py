@@ -143,10 +143,12 @@ def test_a_compressed_trace_of_another_kind_is_read(run: Run, files: Path) -> No
         for number in range(5)
     ]
     (files / "m.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
-    done = simulate(run, files, "--json", trace="m.jsonl.gz")
+    done = simulate(run, files, "--json", "--what-if", "enable_prefix_caching=false", trace="m.jsonl.gz")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["trace"]["prompt_tokens"] == 4500
-    assert any("no prefix is cached" in note for note in json.loads(done.stdout)["notes"])
+    found = json.loads(done.stdout)
+    assert found["trace"]["prompt_tokens"] == 4500
+    cached, computed = [each["classes"][0]["ttft_p50_s"] for each in found["arms"]]
+    assert cached < computed, "the prompts share a block"
 
 
 def test_a_trace_of_models_that_are_not_configured_is_refused_unless_one_is_named(run: Run, files: Path) -> None:  # noqa: F811

@@ -23,6 +23,7 @@ LEAST_STEP_S = 1e-6  # of a simulated engine without a step time: a profile's is
 SUFFIX = ".json"
 
 _TEXTS = frozenset({"name", "source"})
+_SWITCHES = frozenset({"prefix_cache"})
 _WHOLE = frozenset({"slots", "kv_tokens", "prefill_chunk_tokens", "gpus", "memory_bytes"})
 
 
@@ -85,6 +86,10 @@ def _check(name: str, value: Any, origin: str) -> None:
     if name in _TEXTS:
         if not isinstance(value, str) or not value:
             raise BadRequest(f"{OPTION} {origin}: {name}: {value!r} is no text", param=name)
+        return
+    if name in _SWITCHES:
+        if not isinstance(value, bool):
+            raise BadRequest(f"{OPTION} {origin}: {name}: {value!r} is neither true nor false", param=name)
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise BadRequest(f"{OPTION} {origin}: {name}: {value!r} is no number", param=name)

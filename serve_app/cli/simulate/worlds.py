@@ -7,7 +7,7 @@ Invariant: the queue's policy, the limits and the replica bounds are those that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoscaling.simulator import (
@@ -17,7 +17,6 @@ from autoscaling.simulator import (
     NodePlan,
     ScalingPlan,
     ServeDelays,
-    SimulatedRequest,
     World,
 )
 from serve_app.core.limits import Limits
@@ -78,7 +77,7 @@ def world_of(settings: Settings, profiles: Mapping[str, EngineProfile], bound: G
 
 def engine_of(model: ModelSettings, profile: EngineProfile) -> EngineProfile:
     """A profile with what the model's settings say otherwise; its speeds, KV cache and price stay."""
-    found = replace(profile, slots=model.max_num_seqs, gpus=model.ranks)
+    found = replace(profile, slots=model.max_num_seqs, gpus=model.ranks, prefix_cache=model.enable_prefix_caching)
     if model.memory_gb is not None:
         found = replace(found, memory_bytes=round(model.memory_gb * GB))
     if model.max_num_batched_tokens is not None:  # of which each running sequence takes one
@@ -115,9 +114,7 @@ def _nodes(settings: Settings, models: Sequence[ModelPlan], bound: GpuBound) -> 
     return NodePlan(per_node, memory, max(1, first), NO_BOUND, start_s=0.0)
 
 
-def notes_on(
-    settings: Settings, profiles: Mapping[str, EngineProfile], bound: GpuBound, load: Iterable[SimulatedRequest]
-) -> list[str]:
+def notes_on(settings: Settings, profiles: Mapping[str, EngineProfile], bound: GpuBound) -> list[str]:
     """What a reader of the results has to know: what was estimated, and what is not simulated."""
     found = [note for model in settings.models for note in _notes_on_profile(model, profiles[model.name])]
     if bound.gpus is None:
@@ -125,11 +122,6 @@ def notes_on(
     unknown = sorted(set(_not_simulated(settings)))
     if unknown:
         found.append(f"not simulated: {', '.join(unknown)}")
-    has_prefixes = any(request.prefix_blocks for request in load)
-    if has_prefixes and any(model.enable_prefix_caching for model in settings.models):
-        found.append(
-            "no prefix is cached: each prompt is computed whole, so with shared prefixes an engine is faster than here"
-        )
     return found
 
 

@@ -82,9 +82,9 @@ def test_gpu_hours_count_from_the_place_to_the_end() -> None:
 
 
 def test_one_bound_of_gpus_holds_for_all_models_together() -> None:
-    one = world(replace(SCALING, min_replicas=1))
-    (plan,) = one.models
-    both = replace(one, models=(plan, replace(plan, name="other")), max_gpus=5.0)
+    single = world(replace(SCALING, min_replicas=1))
+    (plan,) = single.models
+    both = replace(single, models=(plan, replace(plan, name="other")), max_gpus=5.0)
     load = [replace(request(0.05 * at), model=MODEL if at % 2 else "other") for at in range(1200)]
     simulation = Simulation(both, load, lambda end: None)
     targets: list[int] = []

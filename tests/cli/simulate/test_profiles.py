@@ -71,6 +71,7 @@ def test_a_missing_profile_is_an_error_that_lists_all(given: tuple[str, ...], me
         (FIGURES | {"step_s": "fast"}, "f.json: step_s: 'fast' is no number"),
         (FIGURES | {"step_s": True}, "f.json: step_s: True is no number"),
         (FIGURES | {"slots": 8.5}, "f.json: slots: 8.5 is no whole number"),
+        (FIGURES | {"prefix_cache": 1}, "f.json: prefix_cache: 1 is neither true nor false"),
         (FIGURES | {"name": 3}, "f.json: name: 3 is no text"),
         (FIGURES | {"kv_token_s": -1.0}, "f.json: kv_token_s of profile 'mine' is -1.0, below 0"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaling.simulator import PROFILES, ServeDelays, SimulatedRequest
+from autoscaling.simulator import PROFILES, ServeDelays
 from serve_app.cli.simulate import GpuBound, notes_on, world_of
 from serve_app.core.limits import Limits
 from serve_app.errors import BadRequest, ConfigError
@@ -108,12 +108,10 @@ def test_what_is_estimated_or_left_out_is_in_the_notes() -> None:
         {"max_long_seqs": 4, "tensor_parallel_size": 2},
         admission={"classes": {"high": {"itl_slo_s": 0.1}}, "tenants": {"a": {"over_limit": "wait"}}},
     )
-    shared = SimulatedRequest(0.0, "t", RequestClass.NORMAL, "chat", 5, 5, prefix_blocks=("x",))
-    notes = "\n".join(notes_on(settings, {"chat": H100}, NO_BOUND, [shared]))
+    notes = "\n".join(notes_on(settings, {"chat": H100}, NO_BOUND))
     assert "estimates of data sheets" in notes
     assert "has the speeds of 1 GPUs, and a replica has 2" in notes
     assert "GPUs are never short" in notes
     assert "admission.classes.high.itl_slo_s, admission.tenants.a.over_limit, models.max_long_seqs" in notes
-    assert "no prefix is cached" in notes
     bound = GpuBound(8)
-    assert notes_on(settings_of(), {"chat": PROFILES["tiny-cpu"]}, bound, []) == []
+    assert notes_on(settings_of(), {"chat": PROFILES["tiny-cpu"]}, bound) == []
