@@ -171,8 +171,8 @@ class ScalingPolicy:
             except Exception as error:  # noqa: BLE001 - as above
                 self._failed(name, error)
         if self._events.is_snapshot_due(now):
-            known = {name: memory.seen for name, memory in self.deployments.items() if memory.seen is not None}
-            self._events.snapshot({name: snapshot_of(*seen) for name, seen in known.items()}, now, time.time())
+            decided_on = {name: memory.seen for name, memory in self.deployments.items() if memory.seen is not None}
+            self._events.snapshot({name: snapshot_of(*seen) for name, seen in decided_on.items()}, now, time.time())
         return decisions, states
 
     def _new(self, name: str) -> _Deployment:
