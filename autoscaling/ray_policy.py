@@ -79,7 +79,7 @@ class _Deployment:
     target: int | None = None  # the last one; a change is logged with its reason
     reason: str = ""
     starting: Mapping[str, float] = field(default_factory=dict)  # by replica, when it was first seen
-    snapshot: Mapping[str, Any] = field(default_factory=dict)  # what it had at the last decision
+    seen: tuple[Signals, Decision] | None = None  # at the last decision that did not fail
 
 
 class ScalingPolicy:
@@ -176,8 +176,9 @@ class ScalingPolicy:
                 states[deployment] = self._kept(name, decision, context.target_num_replicas)
             except Exception as error:  # noqa: BLE001 - as above
                 self._failed(name, error)
-        snapshots = {name: memory.snapshot for name, memory in self.deployments.items() if memory.snapshot}
-        self._events.snapshot(snapshots, now, time.time())
+        if self._events.is_snapshot_due(now):
+            decided_on = {name: memory.seen for name, memory in self.deployments.items() if memory.seen is not None}
+            self._events.snapshot({name: snapshot_of(*seen) for name, seen in decided_on.items()}, now, time.time())
         return decisions, states
 
     def _new(self, name: str) -> _Deployment:
@@ -301,7 +302,7 @@ class ScalingPolicy:
             self._events.on_target(name, memory.target, target, memory.reason)
         memory.target = target
         memory.reason = decision.reason
-        memory.snapshot = snapshot_of(memory.signals, decision)
+        memory.seen = memory.signals, decision
         also = {"policy": memory.policy_name, "signals": shown(memory.signals)}
         return _state(decision, target, memory.advice) | also
 

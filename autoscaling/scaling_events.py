@@ -67,9 +67,13 @@ class ScalingEvents:
             extra=event(EventKind.SCALING, subject_of(deployment), before=before, target=target, reason=reason),
         )
 
+    def is_snapshot_due(self, now: float) -> bool:
+        """Whether `snapshot` would write what has changed."""
+        return now >= self._snapshot_due and self._writer is not None
+
     def snapshot(self, snapshots: Mapping[str, Mapping[str, Any]], now: float, wall: float) -> None:
         """Write what each deployment has, if it is time to and something has changed. `wall`: seconds since 1970."""
-        if now < self._snapshot_due or self._writer is None:
+        if not self.is_snapshot_due(now) or self._writer is None:
             return
         self._snapshot_due = now + SNAPSHOT_S
         for deployment, figures in snapshots.items():

@@ -50,20 +50,20 @@ def shown(signals: Signals) -> str:
     return "; ".join(parts)
 
 
-def _class_figures(one: ClassSignals) -> dict[str, Any]:
+def _class_figures(counts: ClassSignals) -> dict[str, Any]:
     known = {
-        "waiting": round(one.waiting),
-        "granted": round(one.granted),
-        "late": round(one.late),
-        "oldest_wait_s": round(one.oldest_wait_s),
+        "waiting": round(counts.waiting),
+        "granted": round(counts.granted),
+        "late": round(counts.late),
+        "oldest_wait_s": round(counts.oldest_wait_s),
     }
-    forecast = {} if one.forecast_s is None else {"forecast_s": round(one.forecast_s)}
+    forecast = {} if counts.forecast_s is None else {"forecast_s": round(counts.forecast_s)}
     return {name: value for name, value in known.items() if value} | forecast
 
 
-def _class_text(one: ClassSignals) -> str:
-    if not one.waiting:
-        return f"{one.request_class}: {one.granted:.0f} run"
-    last = "" if one.forecast_s is None else f", the last starts in {one.forecast_s:.0f} s"
-    waits = f"{one.waiting:.0f} wait, the oldest for {one.oldest_wait_s:.0f} s{last}"
-    return f"{one.request_class}: {one.granted:.0f} run, {waits}"
+def _class_text(counts: ClassSignals) -> str:
+    if not counts.waiting:
+        return f"{counts.request_class}: {counts.granted:.0f} run"
+    last = "" if counts.forecast_s is None else f", the last starts in {counts.forecast_s:.0f} s"
+    waits = f"{counts.waiting:.0f} wait, the oldest for {counts.oldest_wait_s:.0f} s{last}"
+    return f"{counts.request_class}: {counts.granted:.0f} run, {waits}"

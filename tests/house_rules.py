@@ -26,6 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "serve_app.core.keyed_heap",
         "serve_app.core.pools",
         "serve_app.core.messages",
+        "serve_app.core.token_rates",
         "serve_app.core.turns",
         "serve_app.core.grammar_bounds",
         "serve_app.core.json_bounds",

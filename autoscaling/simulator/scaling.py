@@ -75,7 +75,7 @@ class ModelScaling:
         for place in range(len(self.routers)):
             first_s = interval_s * place / len(self.routers)
             self.clock.after(first_s, partial(self._report_for_ever, place))
-        self.clock.every(interval_s, self._report_engines)
+        self.clock.every(interval_s, self.report_engines)
 
     def signals(self) -> Signals:
         """What the policy sees now."""
@@ -144,24 +144,28 @@ class ModelScaling:
 
     def _report_for_ever(self, place: int) -> None:
         if not self.is_silent(place):
-            self._reported[place] = self._numbers(self.routers[place])
+            self.report_router(place)
         self.clock.after(self.plan.scaling.metrics_interval_s, partial(self._report_for_ever, place))
 
-    def _numbers(self, router: VirtualRouter) -> RouterNumbers:
-        """What a router would report now."""
+    def report_router(self, place: int) -> None:
+        """A router reports its numbers."""
+        router = self.routers[place]
         model = self.plan.name
         now = self.clock.now
         granted = router.queue.in_flight.count(model)
         classes = router.by_class(model)
         tokens = router.queue.pending.tokens(model)
         rates = router.flows[model].rates(now)
-        return RouterNumbers(now, self._waiting(router), granted, router.rows[model], classes, tokens, rates)
+        self._reported[place] = RouterNumbers(
+            now, self._waiting(router), granted, router.rows[model], classes, tokens, rates
+        )
 
-    def _report_engines(self) -> None:
+    def report_engines(self) -> None:
+        """All engines report their numbers."""
         self._engines = self.fleet.counts(self.plan.name)
 
 
 def _merged(counts: Iterable[ClassCounts]) -> tuple[ClassSignals, ...]:
     """The classes of all routers, from the highest, as `autoscaling.readings` reads them."""
-    ordered = sorted(counts, key=lambda one: one.request_class, reverse=True)
-    return merged(ClassSignals(one.request_class.label, *one[1:]) for one in ordered)
+    ordered = sorted(counts, key=lambda part: part.request_class, reverse=True)
+    return merged(ClassSignals(part.request_class.label, *part[1:]) for part in ordered)

@@ -27,6 +27,11 @@ class TotalRate:
     def __init__(self) -> None:
         self._looks: deque[tuple[float, int]] = deque()  # (at, total)
 
+    @property
+    def looks(self) -> int:
+        """How many looks are kept."""
+        return len(self._looks)
+
     def per_s(self, total: int, now: float) -> float:
         """The rate up to `now`; 0 at the first look. A total that has fallen counts as one that has not grown."""
         looks = self._looks

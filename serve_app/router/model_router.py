@@ -167,9 +167,7 @@ class ModelRouter:
         """
         trace = runs.trace
         name = request.request_id
-        is_load = self.settings.replicas.counts(is_row=trace.is_row)
-        with self._count_active(is_load):
-            self._flow.arrived += request.cost_tokens if is_load else 0
+        with self._count_active(self._is_load(runs), request.cost_tokens):
             trace.ahead = self.queue.core.ahead(self.settings.name, request.request_class)
             limit = LossLimit(self._admission.max_wait_s, time.monotonic())
             avoid: str | None = None
@@ -189,9 +187,7 @@ class ModelRouter:
                 try:
                     result = await self._try_replica(grant.replica_id, make, relay, limit, runs, grant)
                 finally:
-                    del self._running[name]
-                    grant.release()
-                    self._flow.served += grant.served_tokens if grant.is_load else 0
+                    self._release(self._running.pop(name))
                     trace.kv_token_s += grant.kv_token_s
                 error = result.error
                 match result.end:
@@ -334,7 +330,7 @@ class ModelRouter:
         trace.waited_s = granted.waited_s
         trace.waited_for = granted.waited_for
         self.placed["none" if key is None else key.reason, trace.route or trace.reason] += 1
-        is_load = self.settings.replicas.counts(is_row=trace.is_row)
+        is_load = self._is_load(runs)
         return RequestGrant(self.queue, self.replica_set, arrival, granted.replica_id, budget, is_load)
 
     async def _try_replica(
@@ -400,9 +396,10 @@ class ModelRouter:
         return self.replica_set.info is not None and self.replica_set.info.continues
 
     @contextlib.contextmanager
-    def _count_active(self, is_load: bool = True) -> Iterator[None]:
-        """Count a request from its arrival to its end."""
+    def _count_active(self, is_load: bool = True, tokens: int = 0) -> Iterator[None]:
+        """Count a request from its arrival to its end, and the tokens that it is estimated to need."""
         self._check_open()
+        self._flow.arrived += tokens * is_load
         self.active[is_load] += 1
         try:
             yield
@@ -410,6 +407,15 @@ class ModelRouter:
             self.active[is_load] -= 1
             if self._drained is not None and not self.active.total():
                 self._drained.set()
+
+    def _release(self, grant: RequestGrant) -> None:
+        """A run is over."""
+        grant.release()
+        self._flow.served += grant.served_tokens * grant.is_load
+
+    def _is_load(self, runs: RequestRuns) -> bool:
+        """Whether a request counts for the number of replicas."""
+        return self.settings.replicas.counts(is_row=runs.trace.is_row)
 
     def _check_open(self) -> None:
         """Raises NotFound once the model is gone: no request begins, and one that lost its replica is not retried."""

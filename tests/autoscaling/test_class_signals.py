@@ -80,7 +80,7 @@ CLASS_COUNTS = st.builds(
     *(st.sampled_from(list(RequestClass)), st.integers(0, 50), st.integers(0, 50), st.floats(0.0, 1.0)),
     *(st.none() | st.floats(0.0, 600.0), st.floats(0.0, 600.0)),
 )
-REPORT = st.lists(CLASS_COUNTS, unique_by=lambda one: one.request_class, max_size=4)
+REPORT = st.lists(CLASS_COUNTS, unique_by=lambda counts: counts.request_class, max_size=4)
 
 
 @given(reports=st.lists(st.tuples(st.sampled_from("abc"), REPORT), min_size=1, max_size=12))
@@ -96,17 +96,17 @@ def test_classes_add_up_to_what_waits_and_runs_whatever_was_reported_before(
     found = stores.counts()
     assert sum(one.waiting for one in found.classes) == found.waiting
     assert sum(one.granted for one in found.classes) == found.granted
-    for one in found.classes:
+    for counts in found.classes:
         parts = [
-            each for classes in newest.values() for each in classes if each.request_class.label == one.request_class
+            each for classes in newest.values() for each in classes if each.request_class.label == counts.request_class
         ]
-        assert one.waiting == sum(part.waiting for part in parts)
-        assert one.in_time <= one.waiting
-        assert one.in_time == pytest.approx(sum(part.in_time for part in parts))
-        assert one.late == pytest.approx(one.waiting - one.in_time)
-        assert one.oldest_wait_s == max(part.oldest_wait_s for part in parts)
+        assert counts.waiting == sum(part.waiting for part in parts)
+        assert counts.in_time <= counts.waiting
+        assert counts.in_time == pytest.approx(sum(part.in_time for part in parts))
+        assert counts.late == pytest.approx(counts.waiting - counts.in_time)
+        assert counts.oldest_wait_s == max(part.oldest_wait_s for part in parts)
         forecasts = [part.forecast_s for part in parts if part.forecast_s is not None]
-        assert one.forecast_s == max(forecasts, default=None)
+        assert counts.forecast_s == max(forecasts, default=None)
 
 
 @pytest.mark.parametrize("value", [None, "many", float("nan"), -1.0])

@@ -218,27 +218,22 @@ def test_room_is_what_fits_into_the_free_resources_of_ray(scheduler: Scheduler, 
     assert placing.room(DEPLOYMENT, 1) is None, "over several nodes Ray alone knows"
 
 
-def test_room_in_a_shared_gpu_is_what_the_ledger_last_said_and_asks_nobody(
-    scheduler: Scheduler, actor: Actor, monkeypatch: pytest.MonkeyPatch
+def test_room_in_a_shared_gpu_is_the_ledgers_last_answer_and_asks_nobody(
+    scheduler: Scheduler, placing: StartPlacer, actor: Actor
 ) -> None:
-    monkeypatch.setattr(module, "controllers_scheduler", lambda: scheduler)
-    now = [0.0]
-    placing = StartPlacer(APP, {M: ("m", 60)}, actor, clock=lambda: now[0])
-    placing.tick()
     scheduler._deployments[DEPLOYMENT] = deployed(0.25)
     assert placing.room(DEPLOYMENT, 1) is None
     placing.tick()
     assert not actor.asked.is_set()
-    book = placing._book
-    book.scale_up_limit(M, 1, 2, ["a"], 0.0)
-    asks = book.requests(0.0)
-    book.record_replies(asks, [actor.reply], 0.0)
+    turn = threading.Event()
+    for _ in range(int(SOON_S / 0.01)):
+        placing.scale_up_limit(DEPLOYMENT, 1, 2)
+        placing.tick()
+        if placing.room(DEPLOYMENT, 1) is not None:
+            break
+        turn.wait(0.01)
     assert placing.room(DEPLOYMENT, 1) == 1
     assert placing.room(DEPLOYMENT, 2) is None, "of another target"
-    assert book.requests(0.0) == asks
-    now[0] = module.FREE_S
-    scheduler.rooms.clear()
-    assert placing.room(DEPLOYMENT, 1) == 0, "no node has a share free"
 
 
 def test_room_that_serve_does_not_show_is_not_known_and_stops_nothing(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from autoscaling.policies import ClassSignals, Decision
 from autoscaling.ray_policy import ScalingPolicy
 from autoscaling.snapshot import STALE, shown, snapshot_of
@@ -49,6 +52,13 @@ def test_the_text_is_one_line() -> None:
     assert shown(signals()) == ""
 
 
+def seen_of(policy: ScalingPolicy) -> Mapping[str, Any]:
+    """The snapshot of the last decision."""
+    seen = policy.deployments[ENGINE].seen
+    assert seen is not None
+    return snapshot_of(*seen)
+
+
 def test_stale_signals_show_and_hold_the_replicas_there_are() -> None:
     serve = FakeServe(target=3, engines=("e1", "e2", "e3"), routers=("r1", "r2"))
     policy = ScalingPolicy(clock=serve.clock, policies={ENGINE: ("slo", None)})
@@ -56,8 +66,8 @@ def test_stale_signals_show_and_hold_the_replicas_there_are() -> None:
     decisions, states = policy(serve.contexts())
     assert decisions == {ENGINE: 3}
     assert states[ENGINE]["signals"].startswith(STALE)
-    assert policy.deployments[ENGINE].snapshot["complete"] is False
+    assert seen_of(policy)["complete"] is False
     serve.router_tells("r2", waiting=0, granted=1)
     _, states = policy(serve.contexts())
     assert states[ENGINE]["signals"] == ""
-    assert "complete" not in policy.deployments[ENGINE].snapshot
+    assert "complete" not in seen_of(policy)

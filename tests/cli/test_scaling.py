@@ -29,6 +29,7 @@ MODEL = {
     "advised": 4,
     "why": "30.0 requests: 2 wanted",
     "advice": "too many would start too late: 4 wanted",
+    "signals": "high: 4 run; room for 2 more",
 }
 STATUS = {"/admin/status": [{"models": [MODEL]}]}
 COUNT = 60
@@ -48,7 +49,9 @@ def test_it_tells_what_is_wanted_and_what_is_advised_with_both_reasons(run: Run,
     url = serve(answering(STATUS, []))
     shown = run("scaling", "--url", url, "--key", KEY)
     assert shown.exit_code == 0, shown.output
-    assert "chat\t1\t2\t4\t30.0 requests: 2 wanted\ttoo many would start too late: 4 wanted" in shown.output
+    assert (
+        "chat\t1\t2\t4\t30.0 requests: 2 wanted\ttoo many would start too late: 4 wanted\thigh: 4 run" in shown.output
+    )
     found = json.loads(run("scaling", "--url", url, "--key", KEY, "--json").output)
     assert found["models"][0]["advised"] == 4
 

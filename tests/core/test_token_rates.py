@@ -42,7 +42,7 @@ def test_a_rate_is_within_the_bounds_of_the_steps_and_little_is_kept(steps: list
         found = rate.per_s(total, now)
         assert found >= 0.0
         assert found * (now - 50.0) <= total * max(1.0, (now - 50.0) / WINDOW_S) + 1e-6
-        assert len(rate._looks) <= WINDOW_S / LOOK_S + 2
+        assert rate.looks <= WINDOW_S / LOOK_S + 2
 
 
 def test_tokens_of_runs_count_while_they_run_and_once() -> None:

