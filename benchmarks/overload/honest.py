@@ -179,12 +179,12 @@ def table_of(multiple: float, figures: Mapping[str, Compared]) -> Table:
     return table
 
 
-def counts_of(window: Window) -> str:
-    """How many asked, got a first token and finished, by class."""
-    parts = []
-    for group, outcomes in window.seen_figures()["outcomes"].items():
-        parts.append(f"{group} {dict(sorted(outcomes.items()))}")
-    return "; ".join(parts)
+def told_of(window: Window) -> str:
+    """What is not compared, but shows why a figure differs: all tokens, gaps between tokens, and ends by class."""
+    seen = window.seen_figures()
+    gaps = seen["itl_ms"]
+    ends = "; ".join(f"{group} {dict(sorted(outcomes.items()))}" for group, outcomes in seen["outcomes"].items())
+    return f"{seen['tokens_per_s']:.0f} tokens/s, gaps p50 {gaps['p50']} p99 {gaps['p99']} ms; {ends}"
 
 
 def report(
@@ -201,8 +201,8 @@ def report(
         figures = compared(real, simulated)
         passed = passed and all(one.is_right for one in figures.values())
         console.print(table_of(multiple, figures))
-        console.print(f"  real:      {counts_of(real[0])}", markup=False)
-        console.print(f"  simulated: {counts_of(simulated[0])}", markup=False)
+        console.print(f"  real, first:      {told_of(real[0])}", markup=False)
+        console.print(f"  simulated, first: {told_of(simulated[0])}", markup=False)
         result[f"{multiple:g}x"] = {name: one.as_json() for name, one in figures.items()}
     write_json(
         {

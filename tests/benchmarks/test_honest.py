@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+import json
+from dataclasses import asdict, astuple, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from autoscaling.simulator import PROFILES, EngineProfile, RequestEnd, World
+from benchmarks.common.arms import ModelChoice
+from benchmarks.common.traces import AZURE_FILE
 from benchmarks.common.worlds import one_model
 from benchmarks.overload.answers import Answer, Window
 from benchmarks.overload.comparison import GOODPUT, TOLERANCE, Compared, compared, figures_of
-from benchmarks.overload.offered_load import GROUPS, HIGH, LOW, NORMAL, Offer
+from benchmarks.overload.honest import (
+    QUICK_SPANS_S,
+    RUNS,
+    SPANS_S,
+    parse_arguments,
+    plan_of,
+    report,
+    simulate,
+    world_of_run,
+)
+from benchmarks.overload.offered_load import GROUPS, HIGH, LOW, NORMAL, Offer, endless, lengths, offers
 from benchmarks.overload.open_loop_client import Ended
 from benchmarks.overload.plan import Levels
 from benchmarks.overload.replay import SIMULATED, answer_of, replayed, request_s, requests_of, with_clients
+from serve_app.settings import parse
 from serve_app.types import Outcome, RequestClass
 
 MODEL = "m"
@@ -151,3 +169,72 @@ def test_compared_are_the_median_of_the_simulations_and_every_real_run() -> None
     assert found["normal_ttft_p99_ms"] == Compared([], 3, None)
     assert found[GOODPUT].real == [OFFERED[1].output_tokens / 5.0] * 3
     assert set(found) == set(figures_of(run(0.1)))
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    rows = [f"2023-11-16 18:15:{second:02d},{300 + 40 * second},{100 + 9 * second}" for second in range(30)]
+    (tmp_path / AZURE_FILE).write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    return tmp_path
+
+
+CHOICE = ModelChoice("nowhere", max_model_len=4096, max_num_seqs=8)
+RATE = 8.0
+SPAN_S = 6.0
+
+
+def measured_by(profile: EngineProfile, folder: Path, request_s: float) -> dict[str, Any]:
+    """What would be measured of an engine that is just this profile."""
+    drawn_from = lengths(folder, CHOICE.max_model_len)
+    plan = replace(world_of_run(profile, CHOICE), request_s=request_s)
+    offered = offers(drawn_from, RATE, SPAN_S, 7)
+    real = replayed(plan, window([answered(one) for one in offered]), offered, CHOICE.name)
+    alone = [replace(one, at_s=5.0 * one.number) for one in islice(endless(drawn_from, 1), 5)]
+    unloaded = replayed(plan, window([answered(one) for one in alone]), alone, CHOICE.name)
+    raw = dict(real.raw) | {"arm": "ours", "rate": RATE, "seed": 7}
+    return {
+        "seed": 1,
+        "levels": list(astuple(LEVELS)),
+        "profile": asdict(profile),
+        "unloaded": [list(astuple(one)) for one in unloaded.everybody],
+        "windows": [raw] * 2,
+        "conditions": {},
+    }
+
+
+def reported(measured: dict[str, Any], folder: Path, capfd: pytest.CaptureFixture[str]) -> tuple[bool, dict[str, Any]]:
+    world_of_all, played = simulate(measured, CHOICE, folder)
+    passed = report(Console(stderr=True), measured, world_of_all, played)
+    return passed, json.loads(capfd.readouterr().out)
+
+
+def test_an_engine_that_is_its_profile_is_simulated_as_it_is(trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    passed, result = reported(measured_by(PROFILES["tiny-cpu"], trace, 0.02), trace, capfd)
+    assert passed
+    assert result["pass"]
+    assert result["request_s"] == pytest.approx(0.02, abs=1e-3)
+    assert result["figures"]["2x"]["low_ttft_p50_ms"]["difference"] == pytest.approx(0.0, abs=0.02)
+
+
+def test_an_engine_slower_than_its_profile_fails(trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    slow = replace(PROFILES["tiny-cpu"], step_s=8e-3, prefill_tokens_per_s=5e3)
+    measured = measured_by(slow, trace, 0.0) | {"profile": asdict(PROFILES["tiny-cpu"])}
+    passed, result = reported(measured, trace, capfd)
+    assert not passed
+    assert not result["pass"]
+
+
+def test_the_world_is_that_of_the_configuration() -> None:
+    plan = world_of_run(PROFILES["tiny-cpu"], CHOICE)
+    assert plan.routers == 1
+    assert plan.model(CHOICE.name).profile.slots == CHOICE.max_num_seqs
+    assert plan.model(CHOICE.name).queue == parse({}).admission.queue_policy()
+
+
+def test_every_run_of_a_load_has_its_requests_and_a_full_measurement_its_five() -> None:
+    full = plan_of(parse_arguments([]))
+    assert full.rounds == RUNS == 5
+    assert set(full.window_s) == set(SPANS_S)
+    quick = plan_of(parse_arguments(["--quick", "--runs", "3", "--scale", "0.5"]))
+    assert quick.rounds == 3
+    assert all(quick.window_s[multiple] == 0.5 * QUICK_SPANS_S[multiple] for multiple in quick.window_s)
