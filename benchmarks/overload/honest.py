@@ -58,8 +58,7 @@ from benchmarks.overload.plan import (
 from benchmarks.overload.replay import replayed, request_s
 from benchmarks.overload.report import progress_line
 from benchmarks.overload.stage import Theatre, keys_of
-from serve_app.cli.simulate.profiles import profile_of
-from serve_app.cli.simulate.worlds import GpuBound, world_of
+from serve_app.cli.simulate import GpuBound, world_of
 from serve_app.engine import default_root, ensure_tiny_model
 from serve_app.settings import parse
 
@@ -110,7 +109,7 @@ def calibrated(arm: Arm, model: ModelChoice, file: Path) -> EngineProfile:
     )
     if done.returncode:
         raise BenchmarkError(f"serve-app calibrate ended with {done.returncode}: {done.stderr[-2000:]}")
-    return profile_of(file.read_text(), str(file))
+    return EngineProfile(**json.loads(file.read_text()))
 
 
 def measure(theatre: Theatre, plan: Plan, console: Console) -> dict[str, Any]:
