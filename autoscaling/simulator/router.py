@@ -282,8 +282,9 @@ class VirtualRouter:
         """The estimate, as `serve_app.http.measuring` makes it: the client's bound until answers were observed."""
         bound = request.max_tokens
         cost = self._estimator.estimate(request.tenant, request.model, size, bound)
-        is_guess = cost.source is EstimateSource.PRIOR and bound is not None
-        return cost._replace(output_tokens=bound) if is_guess else cost
+        if bound is not None and cost.source is EstimateSource.PRIOR:
+            return cost._replace(output_tokens=bound)
+        return cost
 
     def _plan(self, request: SimulatedRequest) -> ClassPlan:
         return self._world.classes.get(request.request_class, NO_PLAN)
