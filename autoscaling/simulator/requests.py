@@ -17,6 +17,7 @@ class SimulatedRequest:
         session: its requests share a replica while that has room; None: it is of no session.
         prefix_blocks: hashes of the blocks of its prompt, each with all before it; empty: not known.
         is_row: a row of a batch, which is no load for scaling.
+        max_tokens: the bound on its answer that its client names; None: it names none.
     """
 
     at_s: float
@@ -28,6 +29,7 @@ class SimulatedRequest:
     session: str | None = None
     prefix_blocks: tuple[str, ...] = ()
     is_row: bool = False
+    max_tokens: int | None = None
 
 
 class RequestEnd(NamedTuple):

@@ -23,7 +23,7 @@ from autoscaling.simulator.replica import Replica
 from autoscaling.simulator.requests import RequestEnd, SimulatedRequest
 from autoscaling.simulator.world import ClassPlan, World
 from serve_app.core.body_bounds import BYTES_PER_TOKEN
-from serve_app.core.estimate import Estimator, ObservedUse, RequestCost
+from serve_app.core.estimate import EstimateSource, Estimator, ObservedUse, RequestCost
 from serve_app.core.kv_budget import KvBudget
 from serve_app.core.limits import Charged, LimitDecision, LimitedRequest
 from serve_app.core.queue import Action, Arrival, Grant, Preempt, Refuse
@@ -181,7 +181,7 @@ class VirtualRouter:
         """A client asks."""
         now = self._clock.now
         size = round(request.prompt_tokens * BYTES_PER_TOKEN)
-        cost = self._estimator.estimate(request.tenant, request.model, size)
+        cost = self._cost(request, size)
         offered = OfferedRequest(number, f"q{number}", request, cost, now)
         if request.prompt_tokens + request.output_tokens > self._limits[request.model].max_model_len:
             self._end(offered, Outcome.BAD_REQUEST, TOO_LARGE)
@@ -191,12 +191,27 @@ class VirtualRouter:
         patience_s = self._plan(request).patience_s
         if patience_s is not None:
             self._clock.after(patience_s, partial(self._leave, offered))
+        if self._world.request_s:
+            self._clock.after(self._world.request_s, partial(self._arrive, offered))
+        else:
+            self._arrive(offered)
+
+    def _arrive(self, offered: OfferedRequest) -> None:
+        """A request is read, and its client may have left meanwhile."""
+        if offered.has_ended:
+            return
+        now = self._clock.now
+        request = offered.request
         limits = self._world.limits.get(request.tenant)
         if limits is None:
             self._enter(offered)
             return
         charged = LimitedRequest(
-            offered.request_id, ((f"tenant:{request.tenant}", limits),), cost.tokens, 0, b"%d" % number
+            offered.request_id,
+            ((f"tenant:{request.tenant}", limits),),
+            offered.cost.tokens,
+            0,
+            b"%d" % offered.number,
         )
         decision = self.queue.charge(charged, now)
         self.link.after(())
@@ -237,6 +252,7 @@ class VirtualRouter:
                 round(request.prompt_tokens * BYTES_PER_TOKEN),
                 request.prompt_tokens,
                 request.output_tokens,
+                is_cut_off=request.max_tokens is not None and request.output_tokens >= request.max_tokens,
             )
         )
         self._end(run.offered, Outcome.OK)
@@ -267,6 +283,14 @@ class VirtualRouter:
         self._enter(offered)
 
     # Inside
+
+    def _cost(self, request: SimulatedRequest, size: int) -> RequestCost:
+        """The estimate, as `serve_app.http.measuring` makes it: the client's bound until answers were observed."""
+        bound = request.max_tokens
+        cost = self._estimator.estimate(request.tenant, request.model, size, bound)
+        if bound is not None and cost.source is EstimateSource.PRIOR:
+            return cost._replace(output_tokens=bound)
+        return cost
 
     def _plan(self, request: SimulatedRequest) -> ClassPlan:
         return self._world.classes.get(request.request_class, NO_PLAN)
@@ -304,7 +328,7 @@ class VirtualRouter:
             preempted=offered.preempted,
             produced_tokens=offered.produced,
         )
-        offered.budget = KvBudget(arrival, self._limits[request.model])
+        offered.budget = KvBudget(arrival, self._limits[request.model], request.max_tokens)
         arrival = replace(arrival, cost_tokens=offered.budget.tokens)
         self.link.after(self.queue.on_arrive(request.model, arrival, now))
 

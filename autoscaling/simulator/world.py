@@ -139,6 +139,8 @@ class World:
         routers: among which requests are spread in turn.
         delay_s: of a message between router and quota actor, one way.
         turn_s: see `RouterLink`.
+        request_s: that a request and its first token take on their way, beside queue and engine: HTTP, reading the
+            body, Serve. An unloaded request shows it.
         progress_s: between the counts of produced tokens that a router gets of each request; production has them with
             each frame, and tells the actor of each request about twice a second.
         preempts: whether a running request may be stopped for one of a higher class.
@@ -155,6 +157,7 @@ class World:
     routers: int = 3
     delay_s: float = 0.0005
     turn_s: float = 0.005
+    request_s: float = 0.0
     progress_s: float = 10.0
     preempts: bool = True
     max_gpus: float | None = None

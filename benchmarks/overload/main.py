@@ -123,17 +123,26 @@ def _without_arms(value: Any) -> Any:
 
 def find_levels(theatre: Theatre, plan: Plan) -> Levels:
     """The unloaded latencies and the capacity of vLLM's own server, each in a closed loop."""
-    unloaded = _ended_inside(theatre.closed(VLLM, UNLOADED, 1, plan.closed_s, plan.seed))
+    unloaded = ended_inside(theatre.closed(VLLM, UNLOADED, 1, plan.closed_s, plan.seed))
     clients = CLOSED_FACTOR * plan.max_num_seqs
-    full = _ended_inside(theatre.closed(VLLM, CAPACITY, clients, plan.closed_s, plan.seed + 1))
+    full = ended_inside(theatre.closed(VLLM, CAPACITY, clients, plan.closed_s, plan.seed + 1))
+    return levels_of(unloaded, full, plan.closed_s)
+
+
+def levels_of(unloaded: Sequence[Answer], full: Sequence[Answer], span_s: float) -> Levels:
+    """The levels of what finished in two closed loops: of one client, and of more than there are slots.
+
+    Raises:
+        BenchmarkError: nothing finished in one of them.
+    """
     first_s = lower_quantile([one.first_s for one in unloaded if one.first_s is not None], 0.5)
     gap_ms = lower_quantile([one.gap_ms for one in unloaded if one.gap_ms is not None], 0.5)
     if first_s is None or gap_ms is None or not full:
-        raise BenchmarkError("vLLM's own server finished nothing in a closed loop")
-    return Levels(first_s, gap_ms, len(full) / plan.closed_s)
+        raise BenchmarkError("nothing finished in a closed loop")
+    return Levels(first_s, gap_ms, len(full) / span_s)
 
 
-def _ended_inside(raw: dict[str, Any]) -> list[Answer]:
+def ended_inside(raw: dict[str, Any]) -> list[Answer]:
     """Those that finished while the window of a closed loop was open."""
     begin_s = raw["warmup_s"]
     end_s = raw["warmup_s"] + raw["window_s"]

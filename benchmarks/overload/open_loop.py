@@ -46,7 +46,8 @@ MAX_SAMPLES = 5  # of failures: enough to see what went wrong
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One run. `labels` has the fields of a `Label` for each group and tenant, `patience_s` a figure for each group."""
+    """One run. `labels` has the fields of a `Label` for each group and tenant, `patience_s` a figure for each group.
+    With other `texts` the same requests have other prompts: no prefix of another run is cached."""
 
     name: str
     host: str
@@ -62,6 +63,7 @@ class Spec:
     clients: int
     labels: dict[str, list[list[Any]]]
     patience_s: dict[str, float]
+    texts: int = 0
 
     def load(self) -> Load:
         return Load(
@@ -254,7 +256,7 @@ async def play(load: Load, queue: Iterator[tuple[Offer, bytes]], on_edge: Callab
 
 async def drive(spec: Spec) -> dict[str, Any]:
     """Run one spec to its end in the running loop."""
-    draw = random.Random(spec.seed)
+    draw = random.Random(spec.seed + spec.texts)
     where = f"{spec.host}:{spec.port}"
     made = (  # a closed loop makes its requests as it goes, an open one before it begins
         (o, request_bytes(o, spec.label(o), f"{spec.name}-{o.number}", where, spec.model, text(o, draw)))

@@ -183,13 +183,15 @@ class Theatre:
             raise BenchmarkError(f"{name}, {window}: {result['failed']} failed: {result['failed_samples']}")
         return result | {"warmup_s": spec.warmup_s, "cpu_s_by_role": cpu_s, "foreign_s": foreign_s}
 
-    def window(self, name: str, multiple: float, span_s: float, part: int, levels: Levels) -> dict[str, Any]:
-        """One window of open load, and everything that is known of it afterwards."""
+    def window(
+        self, name: str, multiple: float, span_s: float, part: int, levels: Levels, texts: int = 0
+    ) -> dict[str, Any]:
+        """One window of open load, and everything that is known of it afterwards. `texts`: see `Spec`."""
         server = self.get(name)
         before = server.figures()
         seed = self.plan.seed_of(multiple, part)
         rate = multiple * levels.capacity_rps
-        spec = self._spec(server, name, f"{name}-{multiple:g}", levels, seed, span_s, rate=rate)
+        spec = self._spec(server, name, f"{name}-{multiple:g}", levels, seed, span_s, rate=rate, texts=texts)
         result, cpu_s, foreign_s = drive(server.arm, spec, "benchmarks.overload.open_loop")
         left = server.held()
         after = server.figures()
@@ -225,6 +227,7 @@ class Theatre:
         *,
         rate: float = 0.0,
         clients: int = 0,
+        texts: int = 0,
     ) -> Spec:
         closed = levels is None
         return Spec(
@@ -242,6 +245,7 @@ class Theatre:
             clients=clients,
             labels=server.labels(name, levels),
             patience_s={} if levels is None else {group: levels.patience_s(group) for group in GROUPS},
+            texts=texts,
         )
 
     def close(self) -> None:

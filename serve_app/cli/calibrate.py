@@ -30,7 +30,7 @@ LENGTHS = (128, 512, 1024, 2048)
 COUNTS = (1, 2, 4, 8, 16, 32, 64)  # more would measure this client
 REPEATS = 3
 SHORT_TOKENS = 16
-ANSWER_TOKENS = 128  # so that reading the prompts of the others is a small part
+ANSWER_TOKENS = 128  # so that all run at once for most of it
 IDS = (100, 999)  # of the tokens of a prompt: every vocabulary has them; drawn, so that no prefix was ever computed
 
 
@@ -45,11 +45,23 @@ class CalibratedEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class _TimedAnswer:
-    """Seconds from the request to its first token, and between two tokens after it."""
+class TimedAnswer:
+    """Moments of a request: when it was sent, and when each event with tokens came; `produced`: tokens in all."""
 
-    first_token_s: float
-    gap_s: float
+    sent_s: float
+    event_s: Sequence[float]
+    produced: int
+
+    @property
+    def first_token_s(self) -> float:
+        return self.event_s[0] - self.sent_s
+
+    def gap_s(self, begin_s: float, end_s: float) -> float:
+        """Between two tokens, in this span; in the whole answer where the span has less than two events."""
+        inside = [moment for moment in self.event_s if begin_s <= moment <= end_s]
+        measured = inside if len(inside) > 1 else self.event_s
+        tokens = max(1.0, (len(measured) - 1) * self.produced / len(self.event_s))
+        return (measured[-1] - measured[0]) / tokens
 
 
 def calibrate(
@@ -138,12 +150,19 @@ def _decodes(
                 continue  # they would not run at once
             progress.detail(f"{count} at once, prompts of {prompt} tokens")
             with ThreadPoolExecutor(count) as pool:
-                answers = [pool.submit(_answer, endpoint, model, prompt, ANSWER_TOKENS) for _ in range(count)]
-                gap_s = median(answer.result().gap_s for answer in answers)
-            yield DecodeSample(count, prompt + ANSWER_TOKENS / 2, gap_s)
+                asked = [pool.submit(_answer, endpoint, model, prompt, ANSWER_TOKENS) for _ in range(count)]
+                answers = [one.result() for one in asked]
+            yield DecodeSample(count, prompt + ANSWER_TOKENS / 2, gap_at_once(answers))
 
 
-def _answer(endpoint: Endpoint, model: str, prompt_tokens: int, tokens: int) -> _TimedAnswer:
+def gap_at_once(answers: Sequence[TimedAnswer]) -> float:
+    """Seconds between two tokens of one, while all run: reading the prompts of the others is no part of it."""
+    begin_s = max(answer.event_s[0] for answer in answers)
+    end_s = min(answer.event_s[-1] for answer in answers)
+    return median(answer.gap_s(begin_s, end_s) for answer in answers)
+
+
+def _answer(endpoint: Endpoint, model: str, prompt_tokens: int, tokens: int) -> TimedAnswer:
     """Stream one answer. Raises ServeAppError: it was refused, or broke off."""
     draw = random.SystemRandom()
     body = {
@@ -156,15 +175,14 @@ def _answer(endpoint: Endpoint, model: str, prompt_tokens: int, tokens: int) -> 
         "temperature": 0,
     }
     with session(endpoint) as http:
-        began = time.perf_counter()
+        sent_s = time.perf_counter()
         response = request(http, endpoint, "POST", COMPLETIONS, json=body, stream=True)
-        first = last = None
+        event_s = list[float]()
         produced = 0
         for event in events(response.iter_lines(decode_unicode=True)):
             if event.get("choices"):
-                last = time.perf_counter()
-                first = last if first is None else first
+                event_s.append(time.perf_counter())
             produced = (event.get("usage") or {}).get("completion_tokens", produced)
-    if first is None or last is None or produced < tokens:
+    if not event_s or produced < tokens:
         raise BadRequest(f"an answer has {produced} tokens, not {tokens}: its engine bounds them", param="max_tokens")
-    return _TimedAnswer(first - began, (last - first) / max(1, produced - 1))
+    return TimedAnswer(sent_s, event_s, produced)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from serve_app.cli.calibrate import TimedAnswer, gap_at_once
 from serve_app.cli.simulate.profiles import profile_of
 from tests.cli.test_chat import KEY, reply, run, serve  # noqa: F401 - fixtures
 from tests.requires import requires
@@ -113,3 +114,20 @@ def test_an_engine_that_bounds_its_answers_is_named(run: Run, serve: Serve, tmp_
     refused = calibrate(run, serve(SlowEngine([ENGINE], shorter=1)), tmp_path / "my.json")
     assert refused.exit_code == 2
     assert "an answer has 0 tokens, not 1" in refused.output
+
+
+def test_a_gap_is_that_of_all_at_once_and_reading_the_prompts_of_others_is_no_part_of_it() -> None:
+    early = TimedAnswer(0.0, [0.1, 0.6, 0.7, 0.8, 0.9], 5)  # the prompt of the other took half a second
+    late = TimedAnswer(0.0, [0.6, 0.7, 0.8, 0.9, 0.95], 5)  # and is alone at the end
+    assert gap_at_once([early, late]) == pytest.approx(0.1)
+    assert early.first_token_s == 0.1
+
+
+def test_an_event_with_several_tokens_has_several_gaps() -> None:
+    assert TimedAnswer(0.0, [0.2, 0.4, 0.6], 6).gap_s(0.0, 1.0) == pytest.approx(0.1)
+
+
+def test_of_answers_that_never_ran_at_once_the_gap_is_that_of_each() -> None:
+    answers = [TimedAnswer(0.0, [0.1, 0.2], 2), TimedAnswer(0.0, [0.5, 0.6], 2)]
+    assert gap_at_once(answers) == pytest.approx(0.1)
+    assert gap_at_once([TimedAnswer(0.0, [0.1], 1)]) == 0.0

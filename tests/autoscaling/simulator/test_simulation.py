@@ -53,6 +53,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, list[SimulatedRequest]]:
         limits=draw(st.sampled_from([{}, {"t1": Limits(requests_per_minute=30.0, max_concurrent=2)}])),
         faults=tuple(faults),
         routers=draw(st.integers(1, 3)),
+        request_s=draw(st.sampled_from([0.0, 0.2])),
         progress_s=draw(st.sampled_from([0.0, 0.5])),
     )
     requests = draw(
@@ -66,6 +67,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, list[SimulatedRequest]]:
                 prompt_tokens=st.integers(1, 90),
                 output_tokens=st.integers(1, 200),
                 session=st.none() | st.just("s"),
+                max_tokens=st.none() | st.just(200),
             ),
             min_size=1,
             max_size=30,
@@ -175,6 +177,28 @@ def test_a_request_that_cannot_start_by_its_deadline_is_refused_and_an_impatient
     assert ends[5].outcome is Outcome.CANCELLED_QUEUED
     assert ends[5].ended_s - ends[5].offered_s == pytest.approx(0.7)
     assert ends[4].ended_s - ends[4].offered_s <= 1.1
+
+
+def test_a_request_takes_its_way_to_the_queue_and_an_impatient_client_leaves_on_it() -> None:
+    _, (near,) = simulated(world(), [request(0.0)])
+    _, (far,) = simulated(world(request_s=0.25), [request(0.0)])
+    assert near.first_s is not None
+    assert far.first_s is not None
+    assert far.first_s - near.first_s == pytest.approx(0.25, abs=1e-6)
+    _, (left,) = simulated(world(request_s=0.25, classes={NORMAL: ClassPlan(patience_s=0.1)}), [request(0.0)])
+    assert (left.outcome, left.granted_s, left.runs) == (Outcome.CANCELLED_QUEUED, None, 0)
+    assert left.ended_s - left.offered_s == pytest.approx(0.1)
+
+
+def test_a_client_that_bounds_its_answer_reserves_no_more() -> None:
+    plan = world(profile=replace(PROFILE, kv_tokens=400), routers=1)
+
+    def granted(max_tokens: int | None) -> int:
+        _, ends = simulated(plan, [request(0.0, max_tokens=max_tokens) for _ in range(4)])
+        return sum(end.granted_s is not None and end.granted_s - end.offered_s < 0.1 for end in ends)
+
+    assert granted(50) == 4
+    assert granted(None) == 1
 
 
 def test_a_tenant_over_its_limit_is_refused_and_others_are_not() -> None:
