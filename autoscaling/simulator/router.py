@@ -419,6 +419,8 @@ class VirtualRouter:
         now = self._clock.now
         used = offered.request.prompt_tokens + offered.delivered if offered.first_s is not None else None
         self.queue.limits.on_end(offered.request_id, used, 0, now)
+        if used and not request.is_row:
+            self.flows[request.model].arrived += used - offered.cost.tokens
         first_s = offered.first_s
         ttft_s = None if first_s is None else first_s - offered.offered_s
         level = ServiceLevel(self._plan(request).ttft_slo_s)

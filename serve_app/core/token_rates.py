@@ -46,7 +46,10 @@ class TotalRate:
 class TokenFlow:
     """The tokens of one model at one router.
 
-    `arrived` grows with each request that comes to the queue, `served` with each run that has ended.
+    `arrived` grows with each request that comes to the queue, by its estimate until its first run has ended, `served`
+    with each run that has ended.
+
+    Invariant: what was estimated wrongly is in `arrived` no longer than its request runs.
     """
 
     def __init__(self) -> None:
@@ -54,6 +57,12 @@ class TokenFlow:
         self.served = 0
         self._arrived = TotalRate()
         self._served = TotalRate()
+
+    def on_run_end(self, served: int, estimated: int) -> None:
+        """A run has ended that was served so many tokens. `estimated`: of its request, if no run was served before."""
+        self.served += served
+        if served:
+            self.arrived += served - estimated
 
     def rates(self, now: float, running: int = 0) -> TokenRates:
         """The rates now. `running`: tokens that the present runs have been served so far."""

@@ -411,7 +411,9 @@ class ModelRouter:
     def _release(self, grant: RequestGrant) -> None:
         """A run is over."""
         grant.release()
-        self._flow.served += grant.served_tokens * grant.is_load
+        if grant.is_load:
+            arrival = grant.arrival
+            self._flow.on_run_end(grant.served_tokens, 0 if arrival.has_begun else arrival.cost_tokens)
 
     def _is_load(self, runs: RequestRuns) -> bool:
         """Whether a request counts for the number of replicas."""

@@ -54,6 +54,25 @@ def test_tokens_of_runs_count_while_they_run_and_once() -> None:
     assert flow.rates(20.0) == TokenRates(45.0, 30.0)
 
 
+def test_what_was_estimated_wrongly_counts_no_longer_than_its_request_runs() -> None:
+    flow = TokenFlow()
+    flow.rates(0.0)
+    flow.arrived += 4000  # of which it needs 500
+    assert flow.rates(10.0).arrived == 400.0
+    flow.on_run_end(200, 4000)
+    flow.on_run_end(0, 0)  # a replica that took nothing
+    flow.on_run_end(300, 0)
+    assert flow.rates(20.0) == TokenRates(25.0, 25.0)
+
+
+def test_a_request_that_no_replica_has_served_stays_as_it_came() -> None:
+    flow = TokenFlow()
+    flow.rates(0.0)
+    flow.arrived += 100
+    flow.on_run_end(0, 100)
+    assert flow.rates(10.0) == TokenRates(10.0, 0.0)
+
+
 def test_a_total_that_falls_is_no_negative_rate() -> None:
     flow = TokenFlow()
     flow.rates(0.0, running=500)

@@ -75,8 +75,8 @@ def test_tokens_that_come_and_are_served_have_rates_without_rows() -> None:
         await router.ask(20, cost_tokens=50, is_row=True)
         await router.settled()
         found = scaling_report({M: router.model}, LEVELS, began + 10.0)
-        assert found[f"{TOKENS_ARRIVED_PREFIX}{M}"] == 15.0
-        served = found[f"{TOKENS_SERVED_PREFIX}{M}"] * 10.0
-        assert 60 <= served < 3 * 50  # 20 of output each, and the prompts
+        served = found[f"{TOKENS_SERVED_PREFIX}{M}"]
+        assert 60 <= served * 10.0 < 3 * 50  # 20 of output each, and the prompts
+        assert found[f"{TOKENS_ARRIVED_PREFIX}{M}"] == pytest.approx(served), "the estimates of 50 are over"
 
     run(scenario, model(replicas=AutoscaleSettings()))
