@@ -157,9 +157,7 @@ class Crowd:
             wait_s = float(-(-wait_s // 1.0)) if tenant.whole_s else wait_s
             again = replace(request, is_repeat=True)
             then = partial(self._ended, tenant, again, stays=True)
-            clock.after(
-                wait_s + 2 * draw.expovariate(1 / CLIENT_S), partial(self._simulation.offer, again, then)
-            )
+            clock.after(wait_s + 2 * draw.expovariate(1 / CLIENT_S), partial(self._simulation.offer, again, then))
 
     def figures(self) -> dict[str, Any]:
         """The worst of all tenants; unused: of those whose clients ask all the time."""
