@@ -221,7 +221,6 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a plot of service over time, first seed")
     add_target_arguments(parser)
     add_size_arguments(parser)
-    parser.add_argument("--kv-tokens", type=int, help="of a batch of the endpoint, for VTC's bound")
     parser.add_argument(
         "--compare", type=Path, metavar="FOLDER", help="with LiteLLM's environment in FOLDER, made there"
     )

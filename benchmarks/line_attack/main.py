@@ -116,14 +116,14 @@ def wait_p50_s(above: RequestClass, below: RequestClass, span_s: float, seed: in
     return max(found)
 
 
-def starved(span_s: float, seed: int, names: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    """Windows by mix; `asking`: with those who were refused and come again among who waits."""
+def starved(span_s: float, seed: int, names: tuple[str, ...]) -> dict[str, int]:
+    """Windows by mix."""
     found = {}
     for name in names:
         crowds, bounds, kv_tokens = MIXES[name]
         staying = Staying(crowds, bounds, seed, kv_tokens)
         staying.run(span_s)
-        found[name] = {"value": staying.starved(), "asking": staying.starved(asking=True)}
+        found[name] = staying.starved()
     return found
 
 

@@ -113,8 +113,8 @@ class Measurement:
 
     def warm(self) -> None:
         """A first replica, whose start reads cold files and is not measured."""
-        if self._stage.ask(5).status_code != 200:
-            raise BenchmarkError("the first request was not answered")
+        if failure := self._stage.ask(5):
+            raise BenchmarkError(f"the first request was not answered: {failure}")
         self._until(lambda look: len(look.running) == 1, "one replica")
 
     def cycle(self) -> Cycle:

@@ -116,11 +116,9 @@ class Watch:
         return True
 
 
-def main() -> int:
-    return look_until_input_ends(
-        lambda application, order: {"models": application.application_status(order["models"])["models"]}, PERIOD_S
-    )
+def look(application: Any, order: dict[str, Any]) -> dict[str, Any]:
+    return {"models": application.application_status(order["models"])["models"]}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(look_until_input_ends(look, PERIOD_S))
