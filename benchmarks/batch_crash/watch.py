@@ -13,9 +13,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
-
 from benchmarks.common.looks import look_until_input_ends
 from serve_app.cluster.local import RemoteDriver
 from serve_app.names import APPLICATION
@@ -72,6 +69,9 @@ def running_of(details: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def look(application: Any, _: dict[str, Any]) -> dict[str, Any]:
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
     try:
         return {"running": running_of(application.details())}
     except (RayError, RayServeException, TimeoutError) as error:

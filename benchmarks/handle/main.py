@@ -44,7 +44,6 @@ WINDOW_S = 8.0
 QUICK_WINDOW_S = 4.0
 MODULE = "benchmarks.handle.callers"
 CLIENT = "caller"  # among the roles: the calling process itself
-ENGINES = ("engine replica", ENGINE_CORE)
 SHOWN_ROLES = (CLIENT, "HAProxy", "router replica", "engine replica", ENGINE_CORE)
 TIMES = ("call p50", "call p95", "first token p50", "calls")
 P50 = 0.5
@@ -162,22 +161,6 @@ class Analysis:
             "calls": sum(len(w.latency_ms) for w in windows),
         }
 
-    def added(self, caller: str, base: str, mode: str, clients: int) -> dict[str, Any]:
-        """What `caller` adds to `base`: ms to the median latency and first token, and CPU ms a call of all processes
-        but the engines', whose work is the same."""
-        pair = [self.of(base, mode, clients), self.of(caller, mode, clients)]
-        outside = [
-            stats.as_rounds(
-                [[sum(w.cpu_ms_per_call(role) for role in self.roles if role not in ENGINES)] for w in windows]
-            )
-            for windows in pair
-        ]
-        return {
-            "latency_ms_p50": self._difference([_rounds(windows, "latency_ms") for windows in pair]),
-            "ttft_ms_p50": self._difference([_rounds(windows, "ttft_ms") for windows in pair]),
-            "cpu_ms_per_call_outside_engines": self._difference(outside),
-        }
-
     def _quantile(self, rounds: stats.Rounds, q: float) -> dict[str, Any]:
         return stats.quantile_estimate(rounds, q, self._rng, resamples=self._resamples).as_json()
 
@@ -187,24 +170,19 @@ class Analysis:
             [rounds], lambda arms: stats.median_of_means(arms[0]), self._rng, resamples=self._resamples
         ).as_json()
 
-    def _difference(self, pair: Sequence[stats.Rounds]) -> dict[str, Any]:
-        return stats.estimate(pair, stats.pooled_median_difference, self._rng, resamples=self._resamples).as_json()
-
 
 def _rounds(windows: Sequence[Window], key: str) -> list[stats.Samples]:
     return stats.as_rounds([getattr(window, key) for window in windows])
 
 
 def build(analysis: Analysis, plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The result object: figures by mode, client count and caller; what the handle adds to the SDK."""
+    """The result object: figures by mode, client count and caller."""
     figures: dict[str, Any] = {}
-    added: dict[str, Any] = {}
     for mode in MODES:
         for clients in plan.clients:
             key = f"{mode}, {clients}"
             figures[key] = {caller: analysis.figures(caller, mode, clients) for caller in CALLERS}
-            added[key] = {SDK: analysis.added(HANDLE, SDK, mode, clients)}
-    return {"handle_adds_to": added, "figures": figures, "conditions": dict(facts)}
+    return {"figures": figures, "conditions": dict(facts)}
 
 
 def print_tables(console: Console, result: Mapping[str, Any]) -> None:
