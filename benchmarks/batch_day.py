@@ -13,7 +13,7 @@ Figures, by model: `idle_fill_share`, the part of the slots without people that 
 `interactive_p99_ratio`, the p99 of people's latency while batches were there over that of the day without; replica
 hours and the moments of each change of replicas. Slots are looked at every five seconds.
 
-Prints conditions and a table by hour, and as its last line one JSON object.
+Prints conditions, and as its last line one JSON object.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
 from autoscaling.simulator import (
     PROFILES,
@@ -202,21 +201,6 @@ def _look(simulation: Simulation, name: str, model: ModelDay) -> None:
         model.replicas.append((now, counts.running))
 
 
-def hours(model: ModelDay) -> list[dict[str, Any]]:
-    """Each hour: slots on average, requests of people with their waits, and the rows that ended."""
-    found = []
-    for begin_s in (number * HOUR_S for number in range(24)):
-        end_s = begin_s + HOUR_S
-        looks = [one for one in model.looks if begin_s < one.at_s <= end_s]
-        slots, used, rows = np.mean([one[1:4] for one in looks] or [(0, 0, 0)], axis=0).tolist()
-        waits = [one.wait_s for one in model.waited if begin_s <= one.at_s < end_s]
-        ended = sum(begin_s <= at_s < end_s for at_s in model.rows_ended)
-        wait_s = lower_quantile(waits, 0.99)
-        found.append({"hour": clock(begin_s), "slots": slots, "people": used, "rows": rows, "idle": slots - used - rows,
-                      "asked": len(waits), "wait p99 s": wait_s, "rows ended": ended})  # fmt: skip
-    return found
-
-
 def latency(waited: Sequence[Waited], since: float, until: float) -> dict[str, float | None]:
     """Latency and wait of people's requests that came in this span."""
     inside = [one for one in waited if since <= one.at_s < until]
@@ -287,16 +271,6 @@ def plot(models: Mapping[str, ModelDay], file: Path) -> None:
     save(figure, file)
 
 
-def show(console: Console, models: Mapping[str, ModelDay]) -> None:
-    """A table of each model by hour."""
-    for name, model in models.items():
-        rows = hours(model)
-        table = Table(*rows[0], title=f"{name}: slots on average, by hour")
-        for row in rows:
-            table.add_row(*(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row.values()))
-        console.print(table)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """0 when every row has ended; 1 when not, or without the trace."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_day", description=__doc__.partition("\n")[0])
@@ -320,7 +294,6 @@ def main(arguments: list[str] | None = None) -> int:
     asked = people(trace, options.seed, share)
     beside = play(world(profile, batches(trace, options.seed, rows)), asked)
     alone = play(world(profile, ()), asked)
-    show(console, beside.models)
     if options.plot:
         plot(beside.models, options.plot)
     found = summary(beside, alone)

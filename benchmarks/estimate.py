@@ -9,9 +9,10 @@ has ended by then; an answer ends after its tokens at `ITL_S` each, and is learn
 
 Traces have no texts: a prompt's bytes are its tokens times 4.2, lognormal with a sigma of 0.15.
 
-Arms: `fixed_256` for every answer; `learned`, at the default quantile. Figures: `covered`, the share of requests whose answer was no longer
-than estimated; `least_covered`, the same of the worst tenth of the run; `idle` and `missing`, tokens a request
-that were estimated and not used, or the reverse; both as shares of all that was reserved, prompts included.
+Arms: `fixed_256` for every answer; `learned`, at the default quantile. Figures: `covered`, the share of requests whose
+answer was no longer than estimated; `least_covered`, the same of the worst tenth of the run; `idle` and `missing`,
+tokens a request that were estimated and not used, or the reverse; both as shares of all that was reserved, prompts
+included.
 
 Prints conditions, tables, and as its last line one JSON object.
 """

@@ -83,7 +83,6 @@ def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Name
     parser.add_argument("--model", help="a model folder instead of the built-in model")
     parser.add_argument("--vllm-arg", action="append", default=[], help="one more argument for the baseline's command")
     parser.add_argument("--seed", type=int, default=1, help="of prompts and resampling")
-    parser.add_argument("--raw", type=Path, help="a folder for each window's result as JSON")
     options = parser.parse_args(arguments)
     kinds = options.arms.split(",")
     if not 1 <= len(kinds) <= 2 or not set(kinds) <= set(KINDS):

@@ -51,10 +51,6 @@ class Window:
         used = sum(s for name, s in self.cpu_s.items() if (name == role if role else name != ENGINE_CORE))
         return used / float(self.result["tokens"]) * US_PER_S
 
-    def as_json(self) -> dict[str, Any]:
-        head = {"arm": self.arm, "clients": self.clients, "round": self.round, "foreign_cores": self.foreign_cores}
-        return {**head, "cpu_s": dict(self.cpu_s), **self.result}
-
 
 def progress_line(window: Window) -> str:
     """One line about a window that has just been measured."""

@@ -42,7 +42,7 @@ from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from benchmarks.limits import load as loads
-from benchmarks.limits.counters import calls_per_request, router_calls, watched
+from benchmarks.limits.counters import calls_per_request
 from benchmarks.limits.decisions import decision_us
 from benchmarks.limits.load import LOADS, STRESSES, Load
 from benchmarks.limits.virtual import run as run_virtual
@@ -84,31 +84,18 @@ async def measure(stage: Stage, options: argparse.Namespace, far_keys: dict[str,
     """All loads of the real instance."""
     found: dict[str, Any] = {}
     for load in STRESSES:
-        async with watched(stage) as engine:
-            crowd = await loads.at_once(stage, load, options.seed)
-        found[load.name] = await _figures(stage, load, crowd, None) | {"engine_running": int(engine.running)}
-        found[load.name]["engine_tokens_beyond"] = engine.tokens - sum(ask.tokens for ask in crowd.asks)
+        crowd = await loads.at_once(stage, load, options.seed)
+        found[load.name] = await _figures(stage, load, crowd, None)
         console.print(f"{load.name}: {found[load.name]}", highlight=False)
     calls = await calls_per_request(stage, far_keys, options.seed, options.far_s, FAR_ROUNDS)
     console.print(f"calls to the actor a request: {calls}", highlight=False)
     chosen = [load for load in LOADS if not options.only or load.name in options.only]
     span_s = 60.0 * options.minutes
-    calls_before = router_calls(stage)
-    async with watched(stage) as engine:
-        crowds = await asyncio.gather(*(loads.run(stage, load, options.seed, span_s) for load in chosen))
-    calls_near = router_calls(stage) - calls_before
+    crowds = await asyncio.gather(*(loads.run(stage, load, options.seed, span_s) for load in chosen))
     for load, crowd in zip(chosen, crowds, strict=True):
         found[load.name] = await _figures(stage, load, crowd, span_s)
         console.print(f"{load.name}: {found[load.name]}", highlight=False)
-    asks = [ask for crowd in crowds for ask in crowd.asks]
-    whole = {
-        "tokens_beyond_answers": engine.tokens - sum(ask.tokens for ask in asks),
-        "running_most": int(engine.running),
-        "requests_by_router": sorted(map(int, engine.by_router.values())),
-        "calls_per_attempt_near": round(calls_near / max(1, sum(len(ask.attempts) for ask in asks)), 3),
-    }
-    console.print(f"by the engine's and the routers' own counts: {whole}", highlight=False)
-    return {"loads": found, "calls": calls, "counts": whole}
+    return {"loads": found, "calls": calls}
 
 
 async def _figures(stage: Stage, load: Load, crowd: Any, span_s: float | None) -> dict[str, Any]:
