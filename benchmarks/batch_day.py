@@ -6,8 +6,7 @@ keeps two replicas; the other is scaled to zero between its uses. The world is `
 worker. Beside it the same day without batches.
 
 Engines: `even`, whose steps take the same time whoever runs beside, so that what people lose by rows is their wait
-alone (64 slots; 46 ms a token; a prompt takes no time); or `--profile NAME` of `autoscaling.simulator.profiles`, where
-full batches are slower, too.
+alone (64 slots; 46 ms a token; a prompt takes no time).
 
 Figures, by model: `idle_fill_share`, the part of the slots without people that rows used while rows were left;
 `interactive_p99_ratio`, the p99 of people's latency while batches were there over that of the day without; replica
@@ -33,7 +32,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from autoscaling.simulator import (
-    PROFILES,
     BatchPlan,
     EngineProfile,
     ModelPlan,
@@ -276,24 +274,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_day", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the people and of the rows")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--profile", choices=sorted(PROFILES), help="of the engines, with 64 slots")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--data", type=Path, default=DATA, help=f"the folder with {AZURE_FILE}")
     options = parser.parse_args(arguments)
     console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else CONSOLE_WIDTH)
     began = time.monotonic()
     rows, share = (QUICK_ROWS, QUICK_SHARE) if options.quick else (ROWS, 1.0)
-    conditions = here(seed=options.seed, rows=rows, share_of_people=share, profile=options.profile or EVEN.name)
+    conditions = here(seed=options.seed, rows=rows, share_of_people=share, profile=EVEN.name)
     console.print(conditions)
     try:
         trace = recorded(options.data, AZURE_FILE)
     except TraceMissingError as missing:
         console.print(f"skipped: {missing}")
         return 1
-    profile = replace(PROFILES[options.profile], slots=SLOTS) if options.profile else EVEN
     asked = people(trace, options.seed, share)
-    beside = play(world(profile, batches(trace, options.seed, rows)), asked)
-    alone = play(world(profile, ()), asked)
+    beside = play(world(EVEN, batches(trace, options.seed, rows)), asked)
+    alone = play(world(EVEN, ()), asked)
     if options.plot:
         plot(beside.models, options.plot)
     found = summary(beside, alone)

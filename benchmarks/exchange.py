@@ -7,7 +7,8 @@ routers' own work, in CPU seconds of one core: other processes of the machine do
 
 Then the largest single events, which the actor does a part at a time: an engine starts before 50,000 requests that
 wait; a new actor has 300 engines, of which its routers tell, and 10,000 requests; a router ends of which as many
-requests run or wait, and another one. The longest part counts, a message or a tick, without collections of garbage. Bar: 50 ms.
+requests run or wait, and another one. The longest part counts, a message or a tick, without collections of garbage.
+Bar: 50 ms.
 
 Prints conditions, a table, and as its last line one JSON object.
 """

@@ -10,32 +10,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
-from benchmarks.common.looks import look_until_input_ends
-from serve_app.cluster.local import RemoteDriver
+from benchmarks.common.looks import LookingChild, look_until_input_ends
 from serve_app.names import APPLICATION
 
 PERIOD_S = 0.3  # a look costs the controller some milliseconds
 FIRST_S = 60.0  # of the child's start: Ray is imported and joined
 
 
-class ReplicaWatch:
+class ReplicaWatch(LookingChild):
     """The processes of the running replicas, by deployment. Use as a context manager."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._child = RemoteDriver({"environment": dict(environment)}, module="benchmarks.batch_crash.watch")
+        super().__init__("benchmarks.batch_crash.watch", environment)
         self._last: dict[str, dict[str, int]] = {}
         self._at = 0.0
-
-    def __enter__(self) -> ReplicaWatch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._child.close()
 
     def running(self, since: float = 0.0) -> dict[str, dict[str, int]]:
         """By deployment, the process of each running replica, by a look after `since`.

@@ -38,7 +38,7 @@ from benchmarks.common.batches import OVER, BatchClient, input_file, rows_of
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.priority import clients_first
-from benchmarks.common.run import CONSOLE_WIDTH
+from benchmarks.common.run import CONSOLE_WIDTH, figures_or_exit
 from benchmarks.common.scaling_stack import MODEL, stack
 from serve_app.settings import AdmissionSettings
 
@@ -180,19 +180,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     console.print(conditions)
     key = f"sk-{random.SystemRandom().getrandbits(128):032x}"
-    try:
-        with (
-            stack(configuration(options.engine, shape, guard), [{"key": key, "tenant": TENANT}]) as stage,
-            openai.OpenAI(base_url=f"{stage.cluster.url}/v1", api_key=key, max_retries=0) as sdk,
-            clients_first() as is_first,
-        ):
-            console.print(f"clients run before the servers: {is_first}", highlight=False)
-            beside = Beside(
-                Watched(stage), BatchClient(sdk), shape, guard * shape.slots, window_s, options.engine == REAL
-            )
-            found = asyncio.run(measure(beside, options.seed, console))
-    except BenchmarkError as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
+    with (
+        figures_or_exit(console),
+        stack(configuration(options.engine, shape, guard), [{"key": key, "tenant": TENANT}]) as stage,
+        openai.OpenAI(base_url=f"{stage.cluster.url}/v1", api_key=key, max_retries=0) as sdk,
+        clients_first() as is_first,
+    ):
+        console.print(f"clients run before the servers: {is_first}", highlight=False)
+        beside = Beside(Watched(stage), BatchClient(sdk), shape, guard * shape.slots, window_s, options.engine == REAL)
+        found = asyncio.run(measure(beside, options.seed, console))
     write_json({**found, "bars": BARS, "conditions": conditions})
     return 1 if found["failed"] else 0

@@ -213,11 +213,6 @@ class Clients:
             thread.join()
         return time.monotonic()
 
-    @property
-    def idle(self) -> bool:
-        """Whether one of them has ended its only request (see `once`)."""
-        return self.answered + len(self.failures) > 0
-
     def once(self) -> float:
         """Start them for one request each; returns the moment before the first."""
         self._stop.set()

@@ -37,9 +37,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
+from benchmarks.common.run import figures_or_exit
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from benchmarks.limits import load as loads
 from benchmarks.limits.counters import calls_per_request
@@ -187,12 +187,8 @@ def main(arguments: list[str] | None = None) -> int:
     far = {name: f"sk-{secrets.token_hex(16)}" for name in ("none", "limits")}
     keys = [loads.key_of(load) for load in (*STRESSES, *LOADS)]
     keys += [{"key": far["none"], "tenant": "none"}, {"key": far["limits"], "tenant": "limits", "limits": FAR}]
-    try:
-        with stack(configuration(), keys) as stage:
-            real = asyncio.run(measure(stage, options, far, console))
-    except BenchmarkError as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
+    with figures_or_exit(console), stack(configuration(), keys) as stage:
+        real = asyncio.run(measure(stage, options, far, console))
     result = result_of(real, virtual, us, options.minutes)
     show(console, real, virtual, result)
     write_json({**result, "bars": BARS, "real": real, "virtual": virtual, "us": us, "conditions": conditions})

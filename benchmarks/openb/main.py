@@ -23,7 +23,6 @@ import csv
 import heapq
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -74,15 +73,6 @@ class Plan:
     window: float = STEADY_WINDOW
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One run of one policy: the share of GPUs unallocated, its decisions and their CPU seconds, taking included."""
-
-    unallocated: float
-    decisions: int
-    seconds: float
-
-
 def load(folder: Path = DATA) -> tuple[list[Node], list[Pod]]:
     """The trace's nodes and pods that have GPUs.
 
@@ -115,19 +105,17 @@ def policies(pods: Sequence[Pod]) -> dict[str, Callable[[], PodPolicy]]:
     return {OURS: Ours, BEST_FIT: BestFit, FIRST_FIT: FirstFit, FGD: lambda: Fgd(workload)}
 
 
-def arrivals(nodes: Sequence[Node], pods: Sequence[Pod], policy: PodPolicy, seed: int) -> tuple[Outcome, list[Pod]]:
-    """Nothing departs; also returns the pods that had come when demand reached what is measured at."""
+def arrivals(nodes: Sequence[Node], pods: Sequence[Pod], policy: PodPolicy, seed: int) -> tuple[float, list[Pod]]:
+    """Nothing departs; the share of GPUs unallocated when demand is what it is measured at, and the pods till then."""
     draw = random.Random(seed)
     placer = Placer(nodes, policy)
     capacity = sum(sum(node.total) for node in nodes)
-    demanded = allocated = decisions = 0
+    demanded = allocated = 0
     came: list[Pod] = []
     unallocated: float | None = None
-    began = time.process_time()
     while demanded < ARRIVALS_UNTIL * capacity:
         pod = draw.choice(pods)
         placement = placer.place(pod)
-        decisions += 1
         demanded += pod.ranks * pod.amount
         if placement is not None:
             placer.take(placement)
@@ -137,7 +125,7 @@ def arrivals(nodes: Sequence[Node], pods: Sequence[Pod], policy: PodPolicy, seed
             if demanded >= MEASURED_AT * capacity:
                 unallocated = 1 - allocated / capacity
     assert unallocated is not None  # more is demanded in the end than where it is measured
-    return Outcome(unallocated, decisions, time.process_time() - began), came
+    return unallocated, came
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +154,12 @@ def visits(nodes: Sequence[Node], pods: Sequence[Pod], seed: int, until: float) 
     return found
 
 
-def steady(nodes: Sequence[Node], coming: Sequence[Visit], policy: PodPolicy, since: float, until: float) -> Outcome:
+def steady(nodes: Sequence[Node], coming: Sequence[Visit], policy: PodPolicy, since: float, until: float) -> float:
     """Visits come and go; the share of GPUs unallocated from `since` to `until`, over time."""
     placer = Placer(nodes, policy)
     capacity = sum(sum(node.total) for node in nodes)
     leaving: list[tuple[float, int, Placement]] = []
     used = 0.0  # milli-GPU times mean lifetimes inside the window
-    began = time.process_time()
     for number, visit in enumerate(coming):
         while leaving and leaving[0][0] <= visit.comes:
             placer.give_back(heapq.heappop(leaving)[2])
@@ -181,8 +168,7 @@ def steady(nodes: Sequence[Node], coming: Sequence[Visit], policy: PodPolicy, si
             placer.take(placement)
             heapq.heappush(leaving, (visit.goes, number, placement))
             used += visit.pod.ranks * visit.pod.amount * overlap(visit, since, until)
-    share = used / (capacity * (until - since))
-    return Outcome(1 - share, len(coming), time.process_time() - began)
+    return 1 - used / (capacity * (until - since))
 
 
 def overlap(visit: Visit, since: float, until: float) -> float:
@@ -191,7 +177,7 @@ def overlap(visit: Visit, since: float, until: float) -> float:
 
 
 def run(plan: Plan, folder: Path = DATA, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Both variants with all seeds: the means under "openb", all figures under "openb_runs", cost under "openb_cost".
+    """Both variants with all seeds: the means under "openb", all figures under "openb_runs".
 
     Raises:
         TraceMissingError: the trace is not there.
@@ -199,7 +185,6 @@ def run(plan: Plan, folder: Path = DATA, say: Callable[[str], None] = lambda lin
     nodes, pods = load(folder)
     until = plan.warmup + plan.window
     runs: dict[str, dict[str, list[float]]] = {}
-    cost: dict[str, list[Outcome]] = {}
 
     def note(name: str, variant: str, unallocated: float) -> None:
         runs.setdefault(name, {}).setdefault(variant, []).append(unallocated)
@@ -210,10 +195,9 @@ def run(plan: Plan, folder: Path = DATA, say: Callable[[str], None] = lambda lin
         for name, make in policies(pods).items():
             at_100, came = arrivals(nodes, pods, make(), seed)
             in_steady = steady(nodes, coming, make(), plan.warmup, until)
-            note(name, "unallocated_at_100", at_100.unallocated)
-            note(name, "unallocated_steady", in_steady.unallocated)
-            cost.setdefault(name, []).extend((at_100, in_steady))
-            say(f"seed {seed} {name:>9}: {at_100.unallocated:.2%} at 100%, {in_steady.unallocated:.2%} steady")
+            note(name, "unallocated_at_100", at_100)
+            note(name, "unallocated_steady", in_steady)
+            say(f"seed {seed} {name:>9}: {at_100:.2%} at 100%, {in_steady:.2%} steady")
         stays: dict[Pod, float] = {}
         for visit in coming:
             stay = overlap(visit, plan.warmup, until) / plan.window
@@ -223,10 +207,6 @@ def run(plan: Plan, folder: Path = DATA, say: Callable[[str], None] = lambda lin
     return {
         "openb": {name: {variant: fmean(all_) for variant, all_ in figures.items()} for name, figures in runs.items()},
         "openb_runs": runs,
-        "openb_cost": {
-            name: 1e6 * sum(one.seconds for one in outcomes) / sum(one.decisions for one in outcomes)
-            for name, outcomes in cost.items()
-        },
     }
 
 
@@ -244,12 +224,11 @@ def verdicts(means: Mapping[str, Mapping[str, float]]) -> list[tuple[str, bool]]
 def show(console: Console, result: Mapping[str, Any]) -> None:
     """The table and the bars."""
     table = Table(title="GPUs unallocated, mean over seeds and standard deviation between them")
-    for heading in ("policy", "at 100% demand", "steady at 110%", "CPU us a decision"):
+    for heading in ("policy", "at 100% demand", "steady at 110%"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for name, runs in result["openb_runs"].items():
         cells = [f"{fmean(all_):.2%} ± {stdev(all_) if len(all_) > 1 else 0:.2%}" for all_ in runs.values()]
-        cost = result["openb_cost"].get(name)
-        table.add_row(name, *cells, f"{cost:.0f}" if cost is not None else "")
+        table.add_row(name, *cells)
     console.print(table)
     for text, met in verdicts(result["openb"]):
         console.print(f"  {'met' if met else 'MISSED'}: {text}", style=None if met else "red")

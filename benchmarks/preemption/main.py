@@ -33,7 +33,7 @@ from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.priority import clients_first
-from benchmarks.common.run import CONSOLE_WIDTH
+from benchmarks.common.run import CONSOLE_WIDTH, figures_or_exit
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from benchmarks.preemption.figures import (
     EXTRA_MS,
@@ -230,16 +230,13 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(conditions)
     keys = [f"sk-{random.SystemRandom().getrandbits(128):032x}" for _ in range(shape.clients + 1)]
     tenants = [{"key": key, "tenant": f"low{number}"} for number, key in enumerate(keys)]
-    try:
-        with (
-            stack(configuration(options.engine, shape), tenants) as stage,
-            clients_first() as is_first,
-        ):
-            console.print(f"clients run before the servers: {is_first}", highlight=False)
-            found = asyncio.run(_measured(stage, keys, shape, window_s, options.seed, console))
-    except BenchmarkError as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
+    with (
+        figures_or_exit(console),
+        stack(configuration(options.engine, shape), tenants) as stage,
+        clients_first() as is_first,
+    ):
+        console.print(f"clients run before the servers: {is_first}", highlight=False)
+        found = asyncio.run(_measured(stage, keys, shape, window_s, options.seed, console))
     console.print(table_of(found))
     write_json({**found, "met": verdicts(found), "conditions": conditions})
     return 1 if found["failed"] or found["wrong"] else 0

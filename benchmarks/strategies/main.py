@@ -28,10 +28,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
-from benchmarks.common.run import CONSOLE_WIDTH
+from benchmarks.common.run import CONSOLE_WIDTH, figures_or_exit
 from benchmarks.common.stage import on_terminate
 from benchmarks.common.traces import DATA, TraceMissingError
 from benchmarks.strategies import report
@@ -104,10 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     conditions = here(engine=given.engine, slots=SLOTS, requests=given.requests, seeds=given.seeds,
                       max_model_len=MAX_MODEL_LEN, load_s=given.load_s)  # fmt: skip
     console.print_json(json.dumps(conditions))
-    try:
+    with figures_or_exit(console):
         result = run(given, lengths, console)
-    except BenchmarkError as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
     write_json({**result, "conditions": conditions})
     return 0
