@@ -21,8 +21,9 @@ def figures_or_exit(console: Console, *failures: type[Exception]) -> Iterator[No
     Raises:
         SystemExit: 1 after a BenchmarkError or one of `failures`, which has been shown.
     """
+    shown: tuple[type[Exception], ...] = (BenchmarkError, *failures)
     try:
         yield
-    except (BenchmarkError, *failures) as error:
+    except shown as error:
         console.print(f"failed: {error}", style="red", markup=False)
         raise SystemExit(1) from None
