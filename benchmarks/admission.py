@@ -50,7 +50,6 @@ CLASS_WEIGHTS = (50, 40, 9, 1)  # low, normal, high, critical
 EVENT_WEIGHTS = {"done": 40, "arrive": 40, "progress": 15, "cancel": 5}
 WAIT_S = 1e6  # nobody times out here
 STOP = "stop"  # the event of what has stopped: its place is free, and it comes again
-PREEMPTION_BAR = 5_000.0
 
 
 @dataclass(frozen=True)
@@ -248,19 +247,21 @@ def show(console: Console, cases: dict[str, dict[str, Any]]) -> None:
 
 
 def decisions(console: Console, events: int, seed: int) -> dict[str, Any]:
-    """All cases, and the worst of their figures."""
+    """All cases, and the worst of their figures; preemption has its own."""
     gc.freeze()  # what is there now, imports above all, is no part of the line
     cases: dict[str, dict[str, Any]] = {}
     for case in CASES:
         cases[case.name] = measure(case, events, seed)
         gc.collect()
     show(console, cases)
+    with_preemption = cases[WITH_PREEMPTION.name]
+    others = [found for found in cases.values() if found is not with_preemption]
     return {
-        "decision_p99_ms": round(max(found["p99_us"] for found in cases.values()) / 1000, 3),
-        "decisions_per_s": min(found["decisions_per_s"] for found in cases.values()),
-        "decision_cpu_p99_ms": round(max(found["cpu_p99_us"] for found in cases.values()) / 1000, 3),
-        "decisions_per_cpu_s": min(found["decisions_per_cpu_s"] for found in cases.values()),
-        "preemption_met": cases[WITH_PREEMPTION.name]["decisions_per_cpu_s"] >= PREEMPTION_BAR,
+        "decision_p99_ms": round(max(found["p99_us"] for found in others) / 1000, 3),
+        "decisions_per_s": min(found["decisions_per_s"] for found in others),
+        "decision_cpu_p99_ms": round(max(found["cpu_p99_us"] for found in others) / 1000, 3),
+        "decisions_per_cpu_s": min(found["decisions_per_cpu_s"] for found in others),
+        "preemption_decisions_per_cpu_s": with_preemption["decisions_per_cpu_s"],
         "cases": cases,
     }
 

@@ -110,11 +110,11 @@ class TraceWorkload:
         whole: dict[int, float] = {}
         groups: dict[tuple[int, bool], dict[int, float]] = {}
         for pod, weight in weights.items():
+            key = pod.amount if pod.ranks == 1 else pod.ranks
+            by_key = whole if pod.whole else single
             if pod.ranks > 1:
-                by_amount, key = groups.setdefault((pod.amount, pod.whole), {}), pod.ranks
-            else:
-                by_amount, key = (whole if pod.whole else single), pod.amount
-            by_amount[key] = by_amount.get(key, 0.0) + weight / total
+                by_key = groups.setdefault((pod.amount, pod.whole), {})
+            by_key[key] = by_key.get(key, 0.0) + weight / total
         # pods of one rank: their amounts, and the weight of those up to each
         self._amounts = sorted(single)
         self._wholes = sorted(whole)
