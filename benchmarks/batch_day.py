@@ -6,14 +6,13 @@ keeps two replicas; the other is scaled to zero between its uses. The world is `
 worker. Beside it the same day without batches.
 
 Engines: `even`, whose steps take the same time whoever runs beside, so that what people lose by rows is their wait
-alone (64 slots; 46 ms a token; a prompt takes no time); or `--profile NAME` of `autoscaling.simulator.profiles`, where
-full batches are slower, too.
+alone (64 slots; 46 ms a token; a prompt takes no time).
 
 Figures, by model: `idle_fill_share`, the part of the slots without people that rows used while rows were left;
 `interactive_p99_ratio`, the p99 of people's latency while batches were there over that of the day without; replica
 hours and the moments of each change of replicas. Slots are looked at every five seconds.
 
-Prints conditions and a table by hour, and as its last line one JSON object.
+Prints conditions, and as its last line one JSON object.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
 from autoscaling.simulator import (
-    PROFILES,
     BatchPlan,
     EngineProfile,
     ModelPlan,
@@ -202,21 +199,6 @@ def _look(simulation: Simulation, name: str, model: ModelDay) -> None:
         model.replicas.append((now, counts.running))
 
 
-def hours(model: ModelDay) -> list[dict[str, Any]]:
-    """Each hour: slots on average, requests of people with their waits, and the rows that ended."""
-    found = []
-    for begin_s in (number * HOUR_S for number in range(24)):
-        end_s = begin_s + HOUR_S
-        looks = [one for one in model.looks if begin_s < one.at_s <= end_s]
-        slots, used, rows = np.mean([one[1:4] for one in looks] or [(0, 0, 0)], axis=0).tolist()
-        waits = [one.wait_s for one in model.waited if begin_s <= one.at_s < end_s]
-        ended = sum(begin_s <= at_s < end_s for at_s in model.rows_ended)
-        wait_s = lower_quantile(waits, 0.99)
-        found.append({"hour": clock(begin_s), "slots": slots, "people": used, "rows": rows, "idle": slots - used - rows,
-                      "asked": len(waits), "wait p99 s": wait_s, "rows ended": ended})  # fmt: skip
-    return found
-
-
 def latency(waited: Sequence[Waited], since: float, until: float) -> dict[str, float | None]:
     """Latency and wait of people's requests that came in this span."""
     inside = [one for one in waited if since <= one.at_s < until]
@@ -287,40 +269,27 @@ def plot(models: Mapping[str, ModelDay], file: Path) -> None:
     save(figure, file)
 
 
-def show(console: Console, models: Mapping[str, ModelDay]) -> None:
-    """A table of each model by hour."""
-    for name, model in models.items():
-        rows = hours(model)
-        table = Table(*rows[0], title=f"{name}: slots on average, by hour")
-        for row in rows:
-            table.add_row(*(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row.values()))
-        console.print(table)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """0 when every row has ended; 1 when not, or without the trace."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_day", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the people and of the rows")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--profile", choices=sorted(PROFILES), help="of the engines, with 64 slots")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--data", type=Path, default=DATA, help=f"the folder with {AZURE_FILE}")
     options = parser.parse_args(arguments)
     console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else CONSOLE_WIDTH)
     began = time.monotonic()
     rows, share = (QUICK_ROWS, QUICK_SHARE) if options.quick else (ROWS, 1.0)
-    conditions = here(seed=options.seed, rows=rows, share_of_people=share, profile=options.profile or EVEN.name)
+    conditions = here(seed=options.seed, rows=rows, share_of_people=share, profile=EVEN.name)
     console.print(conditions)
     try:
         trace = recorded(options.data, AZURE_FILE)
     except TraceMissingError as missing:
         console.print(f"skipped: {missing}")
         return 1
-    profile = replace(PROFILES[options.profile], slots=SLOTS) if options.profile else EVEN
     asked = people(trace, options.seed, share)
-    beside = play(world(profile, batches(trace, options.seed, rows)), asked)
-    alone = play(world(profile, ()), asked)
-    show(console, beside.models)
+    beside = play(world(EVEN, batches(trace, options.seed, rows)), asked)
+    alone = play(world(EVEN, ()), asked)
     if options.plot:
         plot(beside.models, options.plot)
     found = summary(beside, alone)

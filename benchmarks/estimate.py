@@ -6,15 +6,13 @@ has ended by then; an answer ends after its tokens at `ITL_S` each, and is learn
     azure      a production chat service's hour, one tenant
     mooncake   another service's conversations, one tenant
     both       the two as tenants of one model, their requests interleaved: do they spoil each other?
-    clients    50 clients, the heaviest with 30% of the requests, with lognormal answers each around its own mean:
-               nobody has a trace with tenants, so this one is drawn
 
 Traces have no texts: a prompt's bytes are its tokens times 4.2, lognormal with a sigma of 0.15.
 
-Arms: `fixed_256` for every answer; the constant that covers as many as ours does at the default quantile, known only
-afterwards (`constant`); ours at several quantiles. Figures: `covered`, the share of requests whose answer was no longer
-than estimated; `least_covered`, the same of the worst tenth of the run; `idle` and `missing`, tokens a request
-that were estimated and not used, or the reverse; both as shares of all that was reserved, prompts included.
+Arms: `fixed_256` for every answer; `learned`, at the default quantile. Figures: `covered`, the share of requests whose
+answer was no longer than estimated; `least_covered`, the same of the worst tenth of the run; `idle` and `missing`,
+tokens a request that were estimated and not used, or the reverse; both as shares of all that was reserved, prompts
+included.
 
 Prints conditions, tables, and as its last line one JSON object.
 """
@@ -24,7 +22,6 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -44,20 +41,12 @@ from benchmarks.common.traces import (
     TraceMissingError,
     azure,
     mooncake,
-    request,
 )
 from serve_app.core.body_bounds import BYTES_PER_TOKEN
 from serve_app.core.estimate import DEFAULT_QUANTILE, Estimator, ObservedUse
 
 FIXED_TOKENS = 256  # of an answer, for all, until estimates are learned
-QUANTILES = (0.5, 0.7, DEFAULT_QUANTILE, 0.9, 0.95)
 ITL_S = 0.03  # of an 8B model under load, about
-# shares of the requests
-CLIENTS = 50
-HEAVIEST = 0.30
-TOP_FIVE = 0.65
-CLIENT_REQUESTS = 20_000
-CLIENT_RATE = 5.0
 QUICK_REQUESTS = 3_000  # of each workload
 PARTS = 10
 
@@ -76,21 +65,6 @@ class Result:
     us: float
 
 
-def clients(draw: random.Random, count: int) -> list[Request]:
-    """Requests of many clients, each with answers of its own length."""
-    rest = (1 - TOP_FIVE) / (CLIENTS - 5)
-    shares = [HEAVIEST, *[(TOP_FIVE - HEAVIEST) / 4] * 4, *[rest] * (CLIENTS - 5)]
-    means = [draw.gauss(5.02, 1.0) for _ in shares]
-    found = []
-    at_s = 0.0
-    for client in draw.choices(range(CLIENTS), shares, k=count):
-        at_s += draw.expovariate(CLIENT_RATE)
-        prompt = max(1, round(draw.lognormvariate(6.63, 0.99)))
-        output = min(4096, max(1, round(draw.lognormvariate(means[client], 0.5))))
-        found.append(request(draw, at_s, f"client-{client}", prompt, output))
-    return found
-
-
 def workloads(folder: Path, seed: int, most: int | None) -> dict[str, list[Request]]:
     """All of them, each in order of arrival.
 
@@ -104,7 +78,6 @@ def workloads(folder: Path, seed: int, most: int | None) -> dict[str, list[Reque
         "azure": of_azure,
         "mooncake": other,
         "both": sorted([*of_azure, *other], key=lambda each: each.at_s),
-        "clients": clients(draw, most or CLIENT_REQUESTS),
     }
 
 
@@ -158,9 +131,9 @@ def constant(tokens: int) -> Guess:
     return lambda request: (-(-request.prompt_bytes // BYTES_PER_TOKEN), tokens)
 
 
-def learned(requests: Sequence[Request], quantile: float) -> Result:
+def learned(requests: Sequence[Request]) -> Result:
     """Ours."""
-    learner = Estimator(quantile)
+    learner = Estimator(DEFAULT_QUANTILE)
 
     def guess(request: Request) -> tuple[int, int]:
         found = learner.estimate(request.tenant, MODEL, request.prompt_bytes)
@@ -176,12 +149,7 @@ def learned(requests: Sequence[Request], quantile: float) -> Result:
 
 def compare(requests: Sequence[Request]) -> dict[str, Result]:
     """Every arm on one workload."""
-    ours = {f"learned_{quantile:g}": learned(requests, quantile) for quantile in QUANTILES}
-    share = ours[f"learned_{DEFAULT_QUANTILE:g}"].covered
-    ordered = sorted(one.output_tokens for one in requests)
-    as_good = ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
-    fixed = {"fixed_256": FIXED_TOKENS, "constant": as_good}
-    return {**{name: replay(requests, constant(n), lambda _: None) for name, n in fixed.items()}, **ours}
+    return {"fixed_256": replay(requests, constant(FIXED_TOKENS), lambda _: None), "learned": learned(requests)}
 
 
 def show(console: Console, name: str, results: dict[str, Result]) -> None:

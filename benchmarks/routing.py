@@ -3,9 +3,8 @@
 Mooncake's conversations (they name the 512-token blocks that prompts share) on a model of `REPLICAS` engines: each has
 `SLOTS` slots and an LRU cache of `CACHE_BLOCKS` blocks. A request takes the tokens that are not cached at
 `PREFILL_RATE`, then its answer at `ITL_S` a token, both slower by what else runs there (1 + running / `SLOTS`). Who
-finds no free slot waits, first come first served. The trace is played slower or faster; `hot` gives every third request
-one same prefix and key. The key is the first two blocks, as `request_size.prefix_key`. A model, no engine:
-it compares rules, its seconds are nobody's.
+finds no free slot waits, first come first served. The trace is played slower or faster. The key is the first two
+blocks, as `request_size.prefix_key`. A model, no engine: it compares rules, its seconds are nobody's.
 
 Arms: `two_choices` (no keys); `bounded` (the ring with the paper's bound alone); `ours` (with `FREE_SHARE`). Figures:
 `found`, the share of prompt blocks that were cached; `spread`, the load of the fullest replica over the mean, averaged
@@ -43,8 +42,6 @@ PREFILL_RATE = 8000.0
 ITL_S = 0.02
 KEY_BLOCKS = 2
 LOADS = {"light": 0.3, "usual": 1.0, "busy": 1.6}  # speed of the trace; at 2.2 every slot is taken
-HOT_EVERY = 3
-HOT_BLOCKS = 8
 QUICK_REQUESTS = 2_000
 
 
@@ -87,17 +84,6 @@ def load_trace(folder: Path, most: int | None) -> list[Request]:
 def request(at_s: float, blocks: tuple[str, ...], prompt_tokens: int, output_tokens: int) -> Request:
     """A request with its key."""
     return Request(at_s, "/".join(map(str, blocks[:KEY_BLOCKS])), blocks, prompt_tokens, output_tokens)
-
-
-def heated(requests: Sequence[Request]) -> list[Request]:
-    """Every third one begins with one and the same prefix."""
-    hot = tuple(f"hot-{number}" for number in range(HOT_BLOCKS))
-    return [
-        request(one.at_s, (*hot, *one.blocks[HOT_BLOCKS:]), one.prompt_tokens, one.output_tokens)
-        if number % HOT_EVERY == 0
-        else one
-        for number, one in enumerate(requests)
-    ]
 
 
 def by_routing(keyed: bool, free_share: float) -> Choose:
@@ -213,9 +199,8 @@ def main() -> None:
         raise SystemExit(f"skipped: {missing}") from missing
     table = Table("load", "arm", "found", "spread", "TTFT mean s", "TTFT p99 s", title=f"{len(trace)} requests")
     results: dict[str, dict[str, Result]] = {}
-    for load, speed in [*LOADS.items(), ("hot", LOADS["usual"])]:
-        requests = heated(trace) if load == "hot" else trace
-        results[load] = {arm: play(requests, speed, choose) for arm, choose in arms().items()}
+    for load, speed in LOADS.items():
+        results[load] = {arm: play(trace, speed, choose) for arm, choose in arms().items()}
         for arm, r in results[load].items():
             table.add_row(load, arm, f"{r.found:.1%}", f"{r.spread:g}", f"{r.ttft_mean_s:g}", f"{r.ttft_p99_s:g}")
     console.print(table)

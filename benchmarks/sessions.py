@@ -1,9 +1,8 @@
 """What an agent session is worth under load: `python -m benchmarks.sessions [--quick]`.
 
-Two questions on the real engine. How long does a request wait for its first token while the line is full: of a session,
-and an ordinary one beside it? And how much of a session's prompt is still in the prefix cache after it has been idle
-for a while under load? The first is promised, the second is best effort: vLLM keeps what was used last, whoever it was.
-Prints conditions, progress and tables, and as its last line one JSON object.
+On the real engine: how long does a request wait for its first token while the line is full, of a session, and an
+ordinary one beside it?
+Prints conditions, progress and a table, and as its last line one JSON object.
 
 Invariant: any request that fails ends the run with exit code 1 and no figure.
 """
@@ -34,20 +33,14 @@ from benchmarks.common.stage import run_folder
 from serve_app.engine import ensure_tiny_model
 
 SLOTS = 8  # of the engine's line: few, so that a line is full without a machine full of clients
-KV_CACHE_BYTES = 2**27  # a hundred prompts of the load: its cache turns over within a run
+KV_CACHE_BYTES = 2**27  # a hundred prompts of the load
 CLIENTS = 4 * SLOTS  # closed loop: a quarter runs, the rest waits
 LOAD_PROMPT_TOKENS = 200
 LOAD_TOKENS = 64
-SESSION_PROMPT_TOKENS = 1000
-SESSION_TOKENS = 8
 SESSION_KV_TOKENS = 2048
 TOKEN_IDS = (16, 240)  # of plain bytes in the built-in model's vocabulary
 OPENINGS = 400
 QUICK_OPENINGS = 100
-IDLE_S = (0.0, 5.0, 30.0, 120.0)
-QUICK_IDLE_S = (0.0, 5.0, 30.0)
-ROUNDS = 3
-QUICK_ROUNDS = 1
 SETTLE_S = 2.0  # for the line to fill before anything is measured
 REQUEST_S = 120.0  # no request here takes a tenth of it
 
@@ -57,8 +50,6 @@ class Plan:
     """What is measured."""
 
     probes: int
-    idle_s: tuple[float, ...]
-    rounds: int
     clients: int = CLIENTS
     seed: int = 1
 
@@ -66,12 +57,10 @@ class Plan:
 def plan_of(arguments: Sequence[str]) -> Plan:
     """The command line; exits with code 2 and a message when it makes no sense."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sessions", description=str(__doc__).split("\n", 1)[0])
-    parser.add_argument("--quick", action="store_true", help="about two minutes: fewer probes, shorter idle times")
+    parser.add_argument("--quick", action="store_true", help="fewer probes")
     parser.add_argument("--seed", type=int, default=1, help="of prompts")
     given = parser.parse_args(arguments)
-    if given.quick:
-        return Plan(QUICK_OPENINGS, QUICK_IDLE_S, QUICK_ROUNDS, seed=given.seed)
-    return Plan(OPENINGS, IDLE_S, ROUNDS, seed=given.seed)
+    return Plan(QUICK_OPENINGS if given.quick else OPENINGS, seed=given.seed)
 
 
 class Caller:
@@ -87,7 +76,6 @@ class Caller:
             timeout=REQUEST_S,
             limits=limits,
         )
-        self.finished = 0
 
     def prompt(self, tokens: int) -> list[int]:
         """Token ids; no other prompt begins with these."""
@@ -103,18 +91,7 @@ class Caller:
                 raise BenchmarkError(f"{answer.status_code}: {(await answer.aread())[:300]!r}")
             async for _ in answer.aiter_bytes():
                 first = first or time.monotonic() - began
-        self.finished += 1
         return first
-
-    async def cached_share(self, prompt: list[int], session: str) -> float:
-        """The share of a prompt's tokens that were found in the prefix cache, by the answer's usage."""
-        body = {"model": self._model, "prompt": prompt, "max_tokens": SESSION_TOKENS}
-        answer = await self._http.post("/completions", json=body, headers=_of(session))
-        if answer.status_code != 200:
-            raise BenchmarkError(f"{answer.status_code}: {answer.text[:300]}")
-        usage = answer.json()["usage"]
-        details = usage.get("prompt_tokens_details") or {}
-        return float((details.get("cached_tokens") or 0) / usage["prompt_tokens"])
 
     @contextlib.asynccontextmanager
     async def session(self, name: str) -> AsyncIterator[str]:
@@ -168,36 +145,17 @@ async def waits(caller: Caller, plan: Plan) -> dict[str, list[float]]:
     return found
 
 
-async def hit_rates(caller: Caller, plan: Plan) -> list[dict[str, float]]:
-    """For each idle time: the share of a session's prompt found in the cache after it, and what the load did then."""
-    found = []
-    async with caller.load(plan.clients):
-        for idle_s in plan.idle_s:
-            shares = []
-            finished = caller.finished
-            for number in range(plan.rounds):
-                async with caller.session(f"idle-{idle_s:g}-{number}") as session:
-                    prompt = caller.prompt(SESSION_PROMPT_TOKENS)
-                    await caller.cached_share(prompt, session)
-                    await asyncio.sleep(idle_s)  # bound: what is measured
-                    shares.append(await caller.cached_share(prompt, session))
-            requests = (caller.finished - finished) / plan.rounds
-            found.append({"idle_s": idle_s, "hit_rate": float(np.mean(shares)), "requests_meanwhile": requests})
-    return found
-
-
 async def measure(arm: Arm, model: ModelChoice, plan: Plan) -> dict[str, Any]:
-    """Both questions. Raises BenchmarkError: a request failed."""
+    """Milliseconds to the first token. Raises BenchmarkError: a request failed."""
     caller = Caller(arm, model.name, plan.seed)
     try:
         await caller.first_token_s(caller.prompt(8), 1)
         found = await waits(caller, plan)
-        rates = await hit_rates(caller, plan)
     except* (BenchmarkError, httpx.HTTPError) as errors:
         raise BenchmarkError(str(errors.exceptions[0])) from None
     finally:
         await caller.close()
-    return {"first_token_ms": {name: summary(values) for name, values in found.items()}, "idle_hit_rate": rates}
+    return {"first_token_ms": {name: summary(values) for name, values in found.items()}}
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
@@ -206,16 +164,12 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
     return {"p50": round(float(p50), 2), "p99": round(float(p99), 2), "requests": len(seconds)}
 
 
-def print_tables(console: Console, result: dict[str, Any]) -> None:
+def print_table(console: Console, result: dict[str, Any]) -> None:
     times = Table("request", "p50", "p99", "requests", title="ms to the first token of a short request")
     for name, figures in result["first_token_ms"].items():
         label = {"idle": "session, nothing else", "session": "session, line full", "ordinary": "ordinary, line full"}
         times.add_row(label[name], f"{figures['p50']:.1f}", f"{figures['p99']:.1f}", str(figures["requests"]))
-    rates = Table("idle s", "hit rate", "other requests meanwhile", title="prefix hit rate of a session after idling")
-    for rate in result["idle_hit_rate"]:
-        rates.add_row(f"{rate['idle_s']:g}", f"{rate['hit_rate']:.3f}", f"{rate['requests_meanwhile']:.0f}")
     console.print(times)
-    console.print(rates)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -230,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ending.callback(arm.stop)
         console.print(f"  up after {arm.start_s:.0f} s on port {arm.port}")
         result = asyncio.run(measure(arm, model, plan))
-    print_tables(console, result)
+    print_table(console, result)
     write_json({"sessions": result, "conditions": facts})
     return 0
 

@@ -7,18 +7,14 @@ machine do not count, but for what they take of its caches.
 
 Figures by number of replicas: requests a minute of CPU, the virtual time, the share of the first tokens within a
 second, refusals, messages to the quota actor. While requests wait, each event is such a message, and these cost most.
-Then the share of CPU time by part, of a profiled run, which takes several times as long.
 
-Prints conditions, tables, and as its last line one JSON object; its bar is 100,000 requests a minute at 64 replicas.
+Prints conditions, a table, and as its last line one JSON object; its bar is 100,000 requests a minute at 64 replicas.
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
-import pstats
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -46,20 +42,7 @@ PROFILE = PROFILES["8b-h100"]
 REPLICAS = (1, 8, 64, 1000)
 REQUESTS = 20_000
 QUICK_REQUESTS = 2_000
-PROFILED_REQUESTS = 3_000
 MEAN_OUTPUT_TOKENS = 219.0  # of `synthetic.CHAT`
-PARTS = {  # by the beginning of a path in the repository; the first that fits counts
-    "serve_app/core/shared_queue": "shared queue",
-    "serve_app/core/queue": "queue",
-    "serve_app/core/estimate": "estimates",
-    "serve_app/core/routing": "replica choice",
-    "serve_app/core/": "other cores",
-    "autoscaling/policies": "policy",
-    "autoscaling/simulator/engine": "engines",
-    "autoscaling/simulator/exchange": "messages",
-    "autoscaling/simulator/synthetic": "load",
-    "autoscaling/simulator": "simulator",
-}
 BAR = 100_000.0
 BAR_REPLICAS = 64
 
@@ -117,28 +100,6 @@ def measure(replicas: int, load: float, count: int, seed: int) -> Speed:
     )
 
 
-def shares(replicas: int, load: float, count: int, seed: int) -> dict[str, float]:
-    """The share of CPU time by part; what a built-in function takes counts as its caller's."""
-    asked = requests(replicas, load, count, seed)
-    simulation = Simulation(world(replicas), asked, Summary().add)
-    profile = cProfile.Profile(time.process_time)
-    profile.runcall(simulation.run)
-    found: Counter[str] = Counter()
-    stats: Any = pstats.Stats(profile)
-    for (path, _, _), (_, _, own_s, _, callers) in stats.stats.items():
-        if path == "~":
-            for (caller, _, _), (_, _, called_s, _) in callers.items():
-                found[_part(caller)] += called_s
-        else:
-            found[_part(path)] += own_s
-    total = sum(found.values())
-    return {part: round(seconds / total, 3) for part, seconds in found.most_common()}
-
-
-def _part(path: str) -> str:
-    return next((part for start, part in PARTS.items() if f"/{start}" in path), "Python")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator", description=str(__doc__))
     parser.add_argument("--quick", action="store_true", help="fewer requests")
@@ -158,12 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table.add_row(*(f"{value:,}" for value in asdict(speed).values()))
         console.print(f"  {replicas} replicas: {speed.requests_per_minute:,.0f} requests a minute")
     console.print(table)
-    parts = shares(BAR_REPLICAS, options.load, min(count, PROFILED_REQUESTS), options.seed)
-    console.print("CPU time by part: " + ", ".join(f"{part} {share:.1%}" for part, share in parts.items()))
     if str(BAR_REPLICAS) in found:
         is_met = found[str(BAR_REPLICAS)]["requests_per_minute"] >= BAR
         console.print(f"{BAR:,.0f} requests a minute at {BAR_REPLICAS} replicas: {'met' if is_met else 'missed'}")
-    write_json({"speed": found, "parts": parts, "conditions": conditions})
+    write_json({"speed": found, "conditions": conditions})
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ Invariant: at any time at most one arm is under load; any failed request ends th
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -43,7 +41,7 @@ def settle_idle(stage: Stage, plan: Plan, choice: str) -> None:
             return
 
 
-def run_rounds(stage: Stage, plan: Plan, began: float, raw: Path | None) -> list[Window]:
+def run_rounds(stage: Stage, plan: Plan, began: float) -> list[Window]:
     """All rounds, or as many whole ones as the budget holds."""
     windows: list[Window] = []
     for number in range(1, plan.rounds + 1):
@@ -52,8 +50,6 @@ def run_rounds(stage: Stage, plan: Plan, began: float, raw: Path | None) -> list
             window = measure(stage.get(label), stage.model, plan, clients, number, seed_of(plan, number, clients))
             windows.append(window)
             stage.console.print("  " + report.progress_line(window))
-            if raw is not None:
-                (raw / f"{label}-{clients}-{number}.json").write_text(json.dumps(window.as_json()))
         now = time.monotonic()
         if plan.budget_s is not None and number < plan.rounds and 2 * now - began - round_began > plan.budget_s:
             stage.console.print(f"  {number} of {plan.rounds} rounds done: one more would pass {plan.budget_s:g} s")
@@ -61,13 +57,13 @@ def run_rounds(stage: Stage, plan: Plan, began: float, raw: Path | None) -> list
     return windows
 
 
-def run(stage: Stage, plan: Plan, idle: str, raw: Path | None) -> tuple[list[Window], dict[str, Any]]:
+def run(stage: Stage, plan: Plan, idle: str) -> tuple[list[Window], dict[str, Any]]:
     """Measure; returns the windows and the conditions they were got under."""
     began = time.monotonic()
     facts = conditions.collect(stage.model, plan.as_json(), stage.vllm_arguments)
     stage.console.print_json(data=facts)
     settle_idle(stage, plan, idle)
-    windows = run_rounds(stage, plan, began, raw)
+    windows = run_rounds(stage, plan, began)
     return windows, facts | {
         "seconds": round(time.monotonic() - began),
         "idle_arm": "stopped" if stage.one_at_a_time else "up",
@@ -97,14 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments, str(__doc__))
     plan = plan_of(options)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else CONSOLE_WIDTH)
-    if options.raw is not None:
-        options.raw.mkdir(parents=True, exist_ok=True)
     model = model_of(options, options.model or str(ensure_tiny_model()))
     with (
         run_folder(console) as folder,
         closing(Stage(model, folder, options.vllm_arg, console, one_at_a_time=options.idle == "stop")) as stage,
     ):
-        windows, facts = run(stage, plan, options.idle, options.raw)
+        windows, facts = run(stage, plan, options.idle)
     analysis = Analysis(windows, plan.arms, plan.clients, seed=plan.seed)
     result = report.build(analysis, facts)
     if options.batch_curve:

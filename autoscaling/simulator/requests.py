@@ -18,6 +18,8 @@ class SimulatedRequest:
         prefix_blocks: hashes of the blocks of its prompt, each with all before it; empty: not known.
         is_row: a row of a batch, which is no load for scaling.
         max_tokens: the bound on its answer that its client names; None: it names none.
+        fingerprint: of its body, which a client repeats after a refusal; empty: no other request has it.
+        is_repeat: whether the client says that it repeats a request; None: it does not say.
     """
 
     at_s: float
@@ -30,6 +32,8 @@ class SimulatedRequest:
     prefix_blocks: tuple[str, ...] = ()
     is_row: bool = False
     max_tokens: int | None = None
+    fingerprint: bytes = b""
+    is_repeat: bool | None = None
 
 
 class RequestEnd(NamedTuple):
@@ -44,6 +48,8 @@ class RequestEnd(NamedTuple):
         runs: on replicas; more than one: it was stopped for others, or lost a replica.
         again_tokens: that its later runs computed again: its prompt and what it had produced.
         is_in_time: whether it met the level of its class (`serve_app.core.receipts.judge`).
+        estimated_tokens: of prompt and answer, before it ran: what limits charge until its end.
+        retry_after_s: of one that was refused: when its client may come again; None: it was told no moment.
     """
 
     number: int
@@ -62,3 +68,5 @@ class RequestEnd(NamedTuple):
     runs: int
     again_tokens: int
     is_in_time: bool
+    estimated_tokens: int = 0
+    retry_after_s: float | None = None

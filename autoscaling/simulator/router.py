@@ -211,7 +211,8 @@ class VirtualRouter:
             ((f"tenant:{request.tenant}", limits),),
             offered.cost.tokens,
             0,
-            b"%d" % offered.number,
+            request.fingerprint or b"%d" % offered.number,
+            is_repeat=request.is_repeat,
         )
         decision = self.queue.charge(charged, now)
         self.link.after(())
@@ -302,7 +303,7 @@ class VirtualRouter:
         if isinstance(decision, Charged):
             self._enter(offered)
         else:
-            self._end(offered, Outcome.REFUSED, decision.reason.value)
+            self._end(offered, Outcome.REFUSED, decision.reason.value, decision.retry_after_s)
 
     def _enter(self, offered: OfferedRequest, *, is_lost: bool = False) -> None:
         """A request comes to the queue, for the first time or again. `is_lost`: after the loss of its replica."""
@@ -353,7 +354,7 @@ class VirtualRouter:
                 case Grant():
                     self._begin(offered, action.replica_id)
                 case Refuse():
-                    self._end(offered, Outcome.REFUSED, action.reason.value)
+                    self._end(offered, Outcome.REFUSED, action.reason.value, action.retry_after_s)
                 case Preempt() if offered.run is not None:  # a turn later, as in `serve_app.router.queue_client`
                     self._clock.after(0.0, partial(self.stop, offered.run, keeps_place=action.keeps_place))
 
@@ -410,7 +411,9 @@ class VirtualRouter:
             run.replica.stop(run)
             self._release(run)
 
-    def _end(self, offered: OfferedRequest, outcome: Outcome, refused: str = "") -> None:
+    def _end(
+        self, offered: OfferedRequest, outcome: Outcome, refused: str = "", retry_after_s: float | None = None
+    ) -> None:
         """A request has ended for its client."""
         offered.has_ended = True
         request = offered.request
@@ -443,6 +446,8 @@ class VirtualRouter:
                 offered.runs,
                 offered.again,
                 verdict is SloVerdict.MET,
+                offered.cost.tokens,
+                retry_after_s,
             )
         )
 

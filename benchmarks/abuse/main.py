@@ -36,6 +36,7 @@ from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.processes import role_of, title_of
+from benchmarks.common.run import figures_or_exit
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from benchmarks.overload.stage import metrics_of
 
@@ -211,12 +212,8 @@ def main() -> int:
     console.print(conditions)
     keys = [f"sk-{secrets.token_hex(16)}" for _ in range(TENANTS)]
     known_keys = [key_of(number, key) for number, key in enumerate(keys)]
-    try:
-        with stack(configuration(), known_keys) as stage:
-            found = asyncio.run(attack(stage, keys, options, console))
-    except BenchmarkError as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
+    with figures_or_exit(console), stack(configuration(), known_keys) as stage:
+        found = asyncio.run(attack(stage, keys, options, console))
     show(console, found)
     write_json({**found, "conditions": conditions})
     return 0

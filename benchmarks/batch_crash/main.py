@@ -40,7 +40,7 @@ from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.batches import OVER, PROMPT_WORDS, BatchClient, input_file, rows_of, undisturbed
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
-from benchmarks.common.run import CONSOLE_WIDTH
+from benchmarks.common.run import CONSOLE_WIDTH, figures_or_exit
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from serve_app.settings import parse
 
@@ -217,10 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     kills = kills_of(options.seed, shape.kills, shape.rows, options.only or KINDS)
     conditions = here(seed=options.seed, shape=asdict(shape), store="PostgreSQL" if options.store else "SQLite")
     console.print(conditions)
-    try:
+    with figures_or_exit(console, TimeoutError):
         result = measure(shape, kills, options.seed, options.store, console)
-    except (BenchmarkError, TimeoutError) as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
     write_json({**result, "bars": BARS, "conditions": conditions})
     return 0 if result["clean"] else 1

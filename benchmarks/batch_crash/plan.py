@@ -50,10 +50,6 @@ class Shape:
     engines: int = 2
     routers: int = 2
 
-    @property
-    def row_s(self) -> float:
-        return self.tokens * self.step_s
-
 
 def kills_of(seed: int, count: int, rows: int, kinds: Sequence[Victim] = KINDS) -> list[Kill]:
     """The kills in their order."""

@@ -1,7 +1,8 @@
-"""The application's replicas by Serve's controller, with their processes: a child process does the looking
-(`python -m benchmarks.batch_crash.watch`), so that its owner stays free of Ray.
+"""The application's replicas by Serve's controller, with their processes, also while the controller itself is killed: a
+child process does the looking (`python -m benchmarks.batch_crash.watch`), so that its owner stays free of Ray.
 
-The child reads one JSON object (environment) and prints one a look, until its input ends.
+The child reads one JSON object (environment) and prints one a look, until its input ends; a look that the controller
+did not answer has `"running": null`.
 """
 
 from __future__ import annotations
@@ -9,32 +10,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
-from benchmarks.common.looks import look_until_input_ends
-from serve_app.cluster.local import RemoteDriver
+from benchmarks.common.looks import LookingChild, look_until_input_ends
 from serve_app.names import APPLICATION
 
 PERIOD_S = 0.3  # a look costs the controller some milliseconds
 FIRST_S = 60.0  # of the child's start: Ray is imported and joined
 
 
-class ReplicaWatch:
+class ReplicaWatch(LookingChild):
     """The processes of the running replicas, by deployment. Use as a context manager."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._child = RemoteDriver({"environment": dict(environment)}, module="benchmarks.batch_crash.watch")
+        super().__init__("benchmarks.batch_crash.watch", environment)
         self._last: dict[str, dict[str, int]] = {}
         self._at = 0.0
-
-    def __enter__(self) -> ReplicaWatch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._child.close()
 
     def running(self, since: float = 0.0) -> dict[str, dict[str, int]]:
         """By deployment, the process of each running replica, by a look after `since`.
@@ -48,8 +39,9 @@ class ReplicaWatch:
         ):
             if event is None or event.get("event") == "end":
                 raise TimeoutError("nothing is told of the replicas")
-            self._last = event["running"]
-            self._at = event["at"]
+            if event["running"] is not None:
+                self._last = event["running"]
+                self._at = event["at"]
         return self._last
 
 
@@ -66,9 +58,16 @@ def running_of(details: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     }
 
 
-def main() -> int:
-    return look_until_input_ends(lambda application, _: {"running": running_of(application.details())}, PERIOD_S)
+def look(application: Any, _: dict[str, Any]) -> dict[str, Any]:
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        return {"running": running_of(application.details())}
+    except (RayError, RayServeException, TimeoutError) as error:
+        print(f"no look: {error!r}", file=sys.stderr)
+        return {"running": None}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(look_until_input_ends(look, PERIOD_S))

@@ -24,22 +24,22 @@ import argparse
 import asyncio
 import random
 import sys
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import openai
 from rich.console import Console
 
-from benchmarks.batch_fill.figures import Counters, Window, result
-from benchmarks.batch_fill.load import poisson, run
+from benchmarks.batch_fill.figures import Window, result
+from benchmarks.batch_fill.load import poisson
+from benchmarks.batch_fill.windows import Watched
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.batches import OVER, BatchClient, input_file, rows_of
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.priority import clients_first
-from benchmarks.common.run import CONSOLE_WIDTH
-from benchmarks.common.scaling_stack import MODEL, Stage, stack
+from benchmarks.common.run import CONSOLE_WIDTH, figures_or_exit
+from benchmarks.common.scaling_stack import MODEL, stack
 from serve_app.settings import AdmissionSettings
 
 SIMULATED = "simulated"
@@ -51,7 +51,6 @@ QUICK_WINDOW_S = 30.0
 FULL_SHARE = 0.9  # of the slots that a batch may have: it runs at its pace
 FULL_S = 60.0  # until then, at most
 IDLE_S = 60.0  # until nothing runs after a window, at most
-POLL_S = 0.25
 TENANT = "batch"
 
 
@@ -107,7 +106,7 @@ def configuration(engine: str, shape: Shape, guard_slots_share: float) -> dict[s
 class Beside:
     """A running stack, the client of its batches, and the windows. `guard_slots`: that may be kept from the batch."""
 
-    stage: Stage
+    watched: Watched
     client: BatchClient
     shape: Shape
     guard_slots: float
@@ -115,17 +114,12 @@ class Beside:
     is_streamed: bool
 
     async def window(self, seed: int) -> Window:
-        """People for a ramp and a window; the answers to those who came in the window."""
+        """People for a ramp and a window."""
         shape = self.shape
-        ramp_s = self.shape.ramp_s
-        planned = poisson(seed, shape.per_s, ramp_s + self.window_s, shape.high)
-        load = asyncio.create_task(run(self.stage, planned, shape.people_tokens, stream=self.is_streamed))
-        await asyncio.sleep(ramp_s)
-        before = await asyncio.to_thread(self._counters)
-        await asyncio.sleep(self.window_s)
-        after = await asyncio.to_thread(self._counters)
-        answers = await load
-        return Window([one for one in answers if one.at_s >= ramp_s], before, after)
+        planned = poisson(seed, shape.per_s, shape.ramp_s + self.window_s, shape.high)
+        return await self.watched.window(
+            planned, shape.people_tokens, shape.ramp_s, self.window_s, stream=self.is_streamed
+        )
 
     async def beside(self, seed: int) -> Window:
         """The same beside a batch.
@@ -133,45 +127,19 @@ class Beside:
         Raises:
             BenchmarkError: the batch does not fill the engine, or is over before the window is.
         """
-        batch_id = await asyncio.to_thread(self._begin, seed)
+        shape = self.shape
+        rows = input_file(rows_of(shape.rows, shape.row_tokens, seed), MODEL)
+        batch_id = await asyncio.to_thread(self.client.submit, rows)
+        full = FULL_SHARE * (shape.slots - self.guard_slots)
+        await self.watched.until_running(lambda running: running >= full, FULL_S, "the batch fills the slots")
         window = await self.window(seed)
         batch = await asyncio.to_thread(self.client.batch, batch_id)
         if batch.status in OVER:
             raise BenchmarkError(f"the batch is {batch.status} before its window is over: more rows are needed")
-        await asyncio.to_thread(self._end, batch_id)
+        await asyncio.to_thread(self.client.cancel, batch_id)
+        await asyncio.to_thread(self.client.until_over, batch_id, IDLE_S)
+        await self.watched.until_running(lambda running: not running, IDLE_S, "nothing runs")
         return window
-
-    def _begin(self, seed: int) -> str:
-        """A batch whose rows fill the slots."""
-        batch_id = self.client.submit(input_file(rows_of(self.shape.rows, self.shape.row_tokens, seed), MODEL))
-        full = FULL_SHARE * (self.shape.slots - self.guard_slots)
-        self._until(lambda: self._running() >= full, FULL_S, "the batch fills the slots")
-        return batch_id
-
-    def _end(self, batch_id: str) -> None:
-        """Cancel the batch; what runs ends."""
-        self.client.cancel(batch_id)
-        self.client.until_over(batch_id, IDLE_S)
-        self._until(lambda: not self._running(), IDLE_S, "nothing runs")
-
-    def _until(self, holds: Any, bound_s: float, expected: str) -> None:
-        deadline = time.monotonic() + bound_s
-        while not holds():
-            if time.monotonic() > deadline:
-                raise BenchmarkError(f"{expected}: not within {bound_s:g} s; {self._running():g} run")
-            time.sleep(POLL_S)  # bound: bound_s
-
-    def _running(self) -> float:
-        """Sequences in the engine."""
-        first = self._counters()
-        time.sleep(POLL_S)  # of some steps
-        return self._counters().sequences_since(first)
-
-    def _counters(self) -> Counters:
-        answer = self.stage.get("/metrics")
-        if answer.status_code != 200:
-            raise BenchmarkError(f"/metrics: {answer.status_code} {answer.text[:200]}")
-        return Counters.of(answer.text, time.monotonic())
 
 
 async def measure(beside: Beside, seed: int, console: Console) -> dict[str, Any]:
@@ -212,17 +180,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     console.print(conditions)
     key = f"sk-{random.SystemRandom().getrandbits(128):032x}"
-    try:
-        with (
-            stack(configuration(options.engine, shape, guard), [{"key": key, "tenant": TENANT}]) as stage,
-            openai.OpenAI(base_url=f"{stage.cluster.url}/v1", api_key=key, max_retries=0) as sdk,
-            clients_first() as is_first,
-        ):
-            console.print(f"clients run before the servers: {is_first}", highlight=False)
-            beside = Beside(stage, BatchClient(sdk), shape, guard * shape.slots, window_s, options.engine == REAL)
-            found = asyncio.run(measure(beside, options.seed, console))
-    except BenchmarkError as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
+    with (
+        figures_or_exit(console),
+        stack(configuration(options.engine, shape, guard), [{"key": key, "tenant": TENANT}]) as stage,
+        openai.OpenAI(base_url=f"{stage.cluster.url}/v1", api_key=key, max_retries=0) as sdk,
+        clients_first() as is_first,
+    ):
+        console.print(f"clients run before the servers: {is_first}", highlight=False)
+        beside = Beside(Watched(stage), BatchClient(sdk), shape, guard * shape.slots, window_s, options.engine == REAL)
+        found = asyncio.run(measure(beside, options.seed, console))
     write_json({**found, "bars": BARS, "conditions": conditions})
     return 1 if found["failed"] else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from benchmarks.chaos.near_tie import Teacher
 from benchmarks.chaos.plan import BARS, MIGRATIONS_BAR, NEAR_TIE_BAR, ON_ENGINES, Fault, gap_bar_ms
 from benchmarks.chaos.questions import Api
 from benchmarks.chaos.victims import Hit, Victims
+from benchmarks.common.stats import lower_quantile
 
 MIGRATIONS = "serve_app_migrations_total"
 NOT_CONTINUABLE = "serve_app_not_continuable_total"
@@ -74,7 +74,7 @@ def longest_pauses(streams: Sequence[Paused], hits: Sequence[Hit]) -> dict[Fault
 
 
 def p99(values: Sequence[float]) -> float:
-    return sorted(values)[max(0, math.ceil(0.99 * len(values)) - 1)]
+    return lower_quantile(values, 0.99) or 0.0
 
 
 def judged(different: Sequence[Different], teacher: Teacher | None) -> tuple[list[Different], int]:
@@ -141,13 +141,9 @@ def missed(found: Mapping[str, Any], at_edge: int) -> list[str]:
 
 
 def tables(
-    found: Mapping[str, Any], at_edge: int, victims: Victims, pauses: Mapping[Fault, Sequence[float]],
-    stayed: Mapping[Fault, Sequence[float]], receipts: Mapping[Fault, Sequence[float]],
-) -> list[Table]:  # fmt: skip
-    """The figures with their bars, and the faults with what they took.
-
-    `stayed`: what the streams that did not move paused after the same faults: what the machine does to all of them.
-    """
+    found: Mapping[str, Any], at_edge: int, victims: Victims, pauses: Mapping[Fault, Sequence[float]]
+) -> list[Table]:
+    """The figures with their bars, and the faults with what they took."""
     bars = {name: f"{bar:g}" for name, bar in BARS.items()} | {
         "migrations": f">= {MIGRATIONS_BAR}",
         "near_tie": f"<= {NEAR_TIE_BAR:.1%} of the requests",
@@ -160,19 +156,16 @@ def tables(
         figures.add_row(name, str(found[name]), verdict)
     faults = Table(
         "fault", "done", "ended after, s", "all back after, s", "streams moved", "their pause p50, p99, ms", "bar",
-        "by the receipts, p99, ms", "streams that stayed", "their pause p50, p99, ms", title="by kind of fault",
+        title="by kind of fault",
     )  # fmt: skip
     for fault in Fault:
         done = sum(hit.fault is fault for hit in victims.hits)
         if not done:
             continue
         own = sorted(pauses.get(fault, ()))
-        others = sorted(stayed.get(fault, ()))
         verdict = f"{gap_bar_ms(fault):g}: {'MISSED' if p99(own) > gap_bar_ms(fault) else 'met'}" if own else ""
-        median = f"{p99(receipts[fault]):.0f}" if receipts.get(fault) else ""
         spans = (_span(victims.gone_s[fault]), _span(victims.back_s[fault]))
-        beside = (str(len(others)), _middle(others))
-        faults.add_row(fault.value, str(done), *spans, str(len(own)), _middle(own), verdict, median, *beside)
+        faults.add_row(fault.value, str(done), *spans, str(len(own)), _middle(own), verdict)
     return [figures, faults]
 
 

@@ -52,7 +52,7 @@ from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.priority import clients_first
-from benchmarks.common.run import CONSOLE_WIDTH
+from benchmarks.common.run import CONSOLE_WIDTH, figures_or_exit
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from serve_app.engine import ensure_tiny_model
 from serve_app.engine.start import environment
@@ -120,8 +120,6 @@ class Chaos:
     console: Console
     routers: RouterCounts = field(default_factory=RouterCounts)
     moved: list[Paused] = field(default_factory=list)
-    stayed: list[Paused] = field(default_factory=list)
-    by_receipt: dict[Fault, list[float]] = field(default_factory=dict)
     late_ms: list[float] = field(default_factory=list)  # of the clients' own event loop
     at_edge: int = 0  # requests in flight at the deaths of edge processes
     shown: int = 0  # of the clients' samples
@@ -190,19 +188,13 @@ class Chaos:
             await asyncio.sleep(SCRAPE_S)  # bound: the run
 
     async def _ask_receipts(self) -> None:
-        """Which of the streams that paused after a fault on an engine have moved, and which have not."""
+        """Which of the streams that paused after a fault on an engine have moved."""
         while True:
             stream = await self.crowd.paused.get()
-            hits = [hit for gap in stream.gaps if (hit := fault_of(gap, self.victims.hits)) is not None]
-            answer = await asyncio.to_thread(self._get, f"/admin/requests/{stream.request_id}") if hits else None
-            moves = None if answer is None else answer.json()["continued"]
-            if moves:
+            is_hit = any(fault_of(gap, self.victims.hits) is not None for gap in stream.gaps)
+            answer = await asyncio.to_thread(self._get, f"/admin/requests/{stream.request_id}") if is_hit else None
+            if answer is not None and answer.json()["continued"]:
                 self.moved.append(stream)
-                longest = max(stream.gaps, key=lambda pause: pause[1])
-                hit = fault_of(longest, self.victims.hits) or hits[-1]
-                self.by_receipt.setdefault(hit.fault, []).extend(gap_s * 1000.0 for _, gap_s in moves)
-            elif moves is not None:
-                self.stayed.append(stream)
             self.crowd.paused.task_done()
 
     async def _leaked(self) -> int:
@@ -270,8 +262,7 @@ def measure(options: argparse.Namespace, faults: list[Fault], plan: ChaosPlan, c
     pauses = longest_pauses(chaos.moved, victims.hits)
     teacher = Teacher(ensure_tiny_model()) if has_core else None
     found = result(crowd.counts, victims.hits, chaos.routers, pauses, leaked, teacher)
-    stayed = longest_pauses(chaos.stayed, victims.hits)
-    for table in tables(found, chaos.at_edge, victims, pauses, stayed, chaos.by_receipt):
+    for table in tables(found, chaos.at_edge, victims, pauses):
         console.print(table)
     console.print(
         f"the clients themselves were late by p99, most: {p99(chaos.late_ms):.0f}, {max(chaos.late_ms):.0f} ms"
@@ -319,10 +310,7 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(f"not on this stack: {', '.join(one for one in Fault if one not in faults) or 'nothing'}")
     faults = [one for one in faults if not options.only or one in options.only]
     console.print(here(seed=options.seed, engine=options.engine, engines=options.engines, span_s=span_s))
-    try:
+    with figures_or_exit(console):
         found = measure(options, faults, plan, console)
-    except BenchmarkError as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
     write_json(found)
     return 1 if any(found[name] for name in ("failed", "hung", "mismatched", "duplicated_tokens")) else 0

@@ -65,7 +65,7 @@ class Victims:
         self._draw = draw
         self._engines = engines
         self._has_core = has_core
-        self._child = RemoteDriver({"environment": stage.cluster.environment()}, module="benchmarks.chaos.watch")
+        self._child = RemoteDriver({"environment": stage.cluster.environment()}, module="benchmarks.batch_crash.watch")
         self._running: Mapping[str, Mapping[str, int]] = {}
         self._cores: dict[int, int] = {}  # of an engine replica
         self._open: dict[Fault, Hit] = {}  # not replaced yet

@@ -27,14 +27,11 @@ from benchmarks.common.processes import ENGINE_CORE, INSTANCE_VARIABLE, alive, f
 from serve_app.engine.start import environment
 from serve_app.settings import DEFAULT_MAX_AUDIO_S, DEFAULT_MAX_IMAGE_PIXELS
 
-# the last: this stack, of whose key every request is charged to limits
 OURS = "ours"
 VLLM = "vllm"
-LIMITED = "limited"
 LITELLM = "litellm"  # a proxy before another arm; see `benchmarks.endpoint.compare`
 READY_PATHS = {OURS: "/ready", VLLM: "/health", LITELLM: "/health/liveliness"}
-KINDS = (OURS, VLLM, LIMITED)
-FAR = {"requests_per_minute": 60_000, "tokens_per_minute": 60_000_000, "max_concurrent": 1_000}  # never reached
+KINDS = (OURS, VLLM)
 HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[2]  # children find `benchmarks` and `serve_app` here
 START_TIMEOUT_S = 240.0  # Ray, Serve and an engine take about a minute on two idle cores; busy ones several times that
@@ -189,8 +186,7 @@ def start(
     if kind == VLLM:
         arm = _spawn_vllm(label, model, folder, vllm_arguments, environment or {})
     else:
-        own = {"limits": FAR} if kind == LIMITED else {}
-        arm = _spawn_ours(label, model, folder, keys, admission or {}, environment or {}, own)
+        arm = _spawn_ours(label, model, folder, keys, admission or {}, environment or {})
     try:
         await_ready(arm, timeout_s)
     except BaseException:
@@ -222,10 +218,9 @@ def our_settings(
     key: str,
     keys: Sequence[Mapping[str, Any]] = (),
     admission: Mapping[str, Any] | None = None,
-    own: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The configuration file of this stack for the same model; everything unnamed is the default users get. `key` is an
-    operator's, with what `own` says of it."""
+    operator's."""
     served = {
         "name": model.name,
         "path": model.path,
@@ -236,10 +231,9 @@ def our_settings(
         "tensor_parallel_size": model.tensor_parallel_size,
         "replicas": {"min_replicas": model.replicas, "max_replicas": model.replicas},
     }
-    owner = {"key": key, "admin": True, **(own or {})}
     return {
         "models": [served],
-        "auth": {"keys": [owner, *map(dict, keys)]},
+        "auth": {"keys": [{"key": key, "admin": True}, *map(dict, keys)]},
         "admission": dict(admission or {}),
         "batch": {"workers": 0},
     }
@@ -252,7 +246,6 @@ def _spawn_ours(
     keys: Sequence[Mapping[str, Any]],
     admission: Mapping[str, Any],
     environment: Mapping[str, str],
-    own: Mapping[str, Any],
 ) -> Arm:
     port = free_port()
     key = secrets.token_hex(16)
@@ -260,7 +253,7 @@ def _spawn_ours(
     instance = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     config = folder / f"{instance}.yaml"
     config.touch(mode=0o600)  # it holds the key
-    config.write_text(yaml.safe_dump(our_settings(model, key, keys, admission, own)))
+    config.write_text(yaml.safe_dump(our_settings(model, key, keys, admission)))
     command = [sys.executable, "-m", "serve_app.cli", "up", "--config", str(config)]
     command += ["--port", str(port), "--instance", instance]
     process = spawn(command, {INSTANCE_VARIABLE: instance, STATE_VARIABLE: str(folder), **environment}, log)

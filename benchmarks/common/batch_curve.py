@@ -9,8 +9,6 @@ Pure but for the printing. Definitions, for N clients in a closed loop (each has
 - Slot use: the time that requests spend between their first and their last token, as far as it lies in the window, over
   min(clients, slots of the engine) x length of the window. It is what clients can see of the engine: queue, prefill and
   the way back to the next request count as unused, also where the engine holds a slot for a prefill.
-- Tokens per request by Little's law (Little 1961, L = lambda W): tokens/s x latency / clients. With answers of one
-  length and N requests in flight at any time it is that length, at every N.
 - Power: throughput over latency (Kleinrock 1979, "Power and deterministic rules of thumb for probabilistic problems in
   computer communications"). The knee is the batch of greatest power: beyond it a doubling multiplies latency by more
   than throughput. By Little's law, with answers of one length, throughput x g means latency x 2 / g, so a doubling
@@ -40,8 +38,6 @@ from benchmarks.common.stats import shorten
 PUBLISHED = "published"  # the name of its curve beside those of the arms
 MIN_ANSWERS_P99 = 100  # below, no answer lies beyond the p99; the number of answers stands beside it
 NEAR_SHARE = 0.05  # batches whose power is within this of the greatest are named too: runs differ by as much
-CONSTANT_SHARE = 0.02  # tokens per request that differ by more are not one length; rounding makes at most 0.5%
-MS_PER_S = 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +99,8 @@ def slot_use(windows: Sequence[Window], slots: int) -> float:
     return sum(float(w.result["decoding_s"]) for w in windows) / available_s
 
 
-def at_equal_tokens(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """The curve if every batch were full of answers of one length: by Little's law, latency goes as batch over
-    throughput. In units of batch 1's latency."""
-    return [CurvePoint(p.batch, p.tokens_per_s, p.batch / factors(points)[p.batch][0]) for p in points]
-
-
 def published_rows() -> dict[str, dict[str, float]]:
-    """The published rows with their factors and what they imply."""
+    """The published rows with their factors."""
     found = factors(PUBLISHED_POINTS)
     return {
         str(p.batch): {
@@ -118,22 +108,8 @@ def published_rows() -> dict[str, dict[str, float]]:
             "seconds": p.latency,
             "throughput_factor": shorten(found[p.batch][0]),
             "latency_factor": shorten(found[p.batch][1]),
-            "tokens_per_request": shorten(p.tokens_per_s * p.latency / p.batch),
         }
         for p in PUBLISHED_POINTS
-    }
-
-
-def published_check() -> dict[str, Any]:
-    """Whether the published rows fit each other: one number of tokens per request, or not; and the knee if it were."""
-    tokens = [row["tokens_per_request"] for row in published_rows().values()]
-    return {
-        "tokens_per_request": [min(tokens), max(tokens)],
-        "constant": max(tokens) / min(tokens) - 1 <= CONSTANT_SHARE,
-        "latency_factor_at_equal_tokens": {
-            str(batch): shorten(latency) for batch, (_, latency) in factors(at_equal_tokens(PUBLISHED_POINTS)).items()
-        },
-        "knee_at_equal_tokens": knee(at_equal_tokens(PUBLISHED_POINTS)),
     }
 
 
@@ -180,7 +156,6 @@ def build(analysis: Analysis, slots: int) -> dict[str, Any]:
         "curves": curves,
         "knee": {**knees, PUBLISHED: knee(PUBLISHED_POINTS)},
         PUBLISHED: published_rows(),
-        "published_check": published_check(),
         "slots": slots,
     }
 
@@ -197,14 +172,12 @@ def points_of(curve: Mapping[str, Any]) -> dict[str, list[CurvePoint]]:
 
 
 def print_curve(console: Console, curve: Mapping[str, Any]) -> None:
-    """What was measured, its factors beside the published ones, the knees, and what is odd in the published rows."""
+    """What was measured, its factors beside the published ones, and the knees."""
     for arm, rows in curve["curves"].items():
         console.print(_measured_table(arm, rows))
-    console.print(_published_table(curve))
     console.print(_factor_table(points_of(curve)))
     for name, points in points_of(curve).items():
         console.print(f"  {knee_line(name, points)}")
-    console.print(f"  {published_line(curve['published_check'])}")
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
@@ -220,28 +193,15 @@ def _cell(value: float | None) -> str:
 
 def _measured_table(arm: str, rows: Mapping[str, Any]) -> Table:
     columns = ("clients", "tokens/s", "tokens/s a client", "requests/s", "slot use", "p50 ms", "p99 ms", "answers")
-    table = _table(f"batch curve of {arm}: answers", (*columns, "tokens a request", "windows", "others, cores"))
+    table = _table(f"batch curve of {arm}: answers", (*columns, "windows", "others, cores"))
     for clients, row in rows.items():
         each = row["tokens_per_s"] / int(clients)
         p50 = row["latency_ms_p50"]
         p99 = row["latency_ms_p99"]
-        tokens = None if p50 is None else shorten(each * p50 / MS_PER_S)
         measured = (row["tokens_per_s"], shorten(each), row["requests_per_s"], row["slot_use"], p50, p99)
         kept = f"{row['windows']} of {row['windows'] + row['windows_left_out']}"
-        cells = (*map(_cell, measured), str(row["answers"]), _cell(tokens), kept, _cell(row["foreign_cores_max"]))
+        cells = (*map(_cell, measured), str(row["answers"]), kept, _cell(row["foreign_cores_max"]))
         table.add_row(clients, *cells)
-    return table
-
-
-def _published_table(curve: Mapping[str, Any]) -> Table:
-    columns = ("batch", "tokens/s", "tokens/s a request", "seconds", "tokens a request", "ms a step", "latency x")
-    table = _table("published: a 70B model on four A100", (*columns, "at equal tokens"))
-    equal = curve["published_check"]["latency_factor_at_equal_tokens"]
-    for batch, row in curve[PUBLISHED].items():
-        each = row["tokens_per_s"] / int(batch)
-        implied = (shorten(each), row["seconds"], row["tokens_per_request"], shorten(MS_PER_S / each))
-        cells = (row["tokens_per_s"], *implied, row["latency_factor"], equal[batch])
-        table.add_row(batch, *map(_cell, cells))
     return table
 
 
@@ -270,15 +230,3 @@ def knee_line(name: str, points: Sequence[CurvePoint]) -> str:
     near = ", ".join(str(batch) for batch in near_knee(points) if batch != at)
     also = f"; within {NEAR_SHARE:.0%} of its power: {near}" if near else ""
     return f"knee of {name}: {at}; {after.batch} gives {gain:+.0%} throughput for {growth:+.0%} latency{also}"
-
-
-def published_line(check: Mapping[str, Any]) -> str:
-    """What the published rows' tokens per request say about their latency."""
-    low, high = check["tokens_per_request"]
-    if check["constant"]:
-        return f"published rows: {low:g} to {high:g} tokens a request: they fit each other"
-    return (
-        f"published rows: tokens/s x seconds / batch is {low:g} to {high:g} tokens a request, not one number. Either "
-        "the answers' lengths differ between rows, or the batch was not full for these seconds: the latency factors "
-        f"compare unequal work. At equal tokens a request the knee is {check['knee_at_equal_tokens']}."
-    )

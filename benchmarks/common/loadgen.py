@@ -252,13 +252,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "decoding_s": decoding_s(run.requests, began, ended),
         "ttft_ms": [(r.stamps[0] - r.started) * 1e3 for r in first_inside],
         "latency_ms": [(r.ended - r.started) * 1e3 for r in inside],
-        "tpot_ms": [
-            (r.stamps[-1] - r.stamps[0]) / max(1, r.usage.completion_tokens - 1) * 1e3 for r in inside if r.usage
-        ],
         "gaps_us": [g for g in gaps if g],
-        "events": sum(len(r.stamps) for r in inside),
-        "event_tokens": sum(r.usage.completion_tokens for r in inside if r.usage),
-        "prompt_tokens": [r.usage.prompt_tokens for r in inside if r.usage],
         "cpu_s": run.cpu_s,
         "reconnects": run.reconnects,
         "errors": len(run.errors),

@@ -12,10 +12,28 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from serve_app.cluster.local import RemoteDriver
 
 Look = Callable[[Any, dict[str, Any]], dict[str, Any]]  # of `autoscaling.operations.application` and what was read
+
+
+class LookingChild:
+    """Its owner's end: a context manager. `module`: what runs in the child."""
+
+    def __init__(self, module: str, environment: Mapping[str, str], **more: Any) -> None:
+        self._child = RemoteDriver({"environment": dict(environment), **more}, module=module)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.close()
 
 
 def look_until_input_ends(look: Look, period_s: float) -> int:

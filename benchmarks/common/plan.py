@@ -76,16 +76,13 @@ def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Name
     parser.add_argument("--quick", action="store_true", help="at most eight minutes: fewer and shorter windows")
     parser.add_argument("--batch-curve", action="store_true", help="1 to 128 clients in powers of two, as factors")
     parser.add_argument("--plot", type=Path, help="with --batch-curve: a file for its plot, .svg or .png")
-    parser.add_argument(
-        "--arms", default="vllm,ours", help="baseline first; vllm,vllm: the noise; ours,limited: limits"
-    )
+    parser.add_argument("--arms", default="vllm,ours", help="baseline first; vllm,vllm: the noise")
     parser.add_argument("--clients", help="comma separated client counts")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--idle", choices=("auto", "up", "stop"), default="auto", help="what the idle arm does")
     parser.add_argument("--model", help="a model folder instead of the built-in model")
     parser.add_argument("--vllm-arg", action="append", default=[], help="one more argument for the baseline's command")
     parser.add_argument("--seed", type=int, default=1, help="of prompts and resampling")
-    parser.add_argument("--raw", type=Path, help="a folder for each window's result as JSON")
     options = parser.parse_args(arguments)
     kinds = options.arms.split(",")
     if not 1 <= len(kinds) <= 2 or not set(kinds) <= set(KINDS):

@@ -1,9 +1,8 @@
 """From measured windows to the result object and its tables. Pure but for the printing.
 
 Definitions. TTFT: from writing the request to the first event with tokens. ITL: the gap between successive events with
-tokens of one answer, as read from the socket; an event may carry several tokens (`tokens_per_event`) and one read may
-bring several events (gaps of zero). TPOT: (last event - first event) / (tokens - 1), one figure an answer. A client
-count's CPU per token: CPU seconds of a role in the window over the tokens of the window.
+tokens of one answer, as read from the socket; an event may carry several tokens and one read may bring several events
+(gaps of zero). A client count's CPU per token: CPU seconds of a role in the window over the tokens of the window.
 """
 
 from __future__ import annotations
@@ -51,10 +50,6 @@ class Window:
         used = sum(s for name, s in self.cpu_s.items() if (name == role if role else name != ENGINE_CORE))
         return used / float(self.result["tokens"]) * US_PER_S
 
-    def as_json(self) -> dict[str, Any]:
-        head = {"arm": self.arm, "clients": self.clients, "round": self.round, "foreign_cores": self.foreign_cores}
-        return {**head, "cpu_s": dict(self.cpu_s), **self.result}
-
 
 def progress_line(window: Window) -> str:
     """One line about a window that has just been measured."""
@@ -95,8 +90,6 @@ class Analysis:
         gaps = [[np.asarray(g, dtype=np.float64) / 1000.0 for g in w.result["gaps_us"]] for w in windows]
         itl_p50, itl_p99 = stats.clustered_quantiles(gaps, [P50, P99], self._rng, resamples=self._resamples)
         roles = sorted({role for w in windows for role in w.cpu_s})
-        prompt_tokens = [n for w in windows for n in w.result["prompt_tokens"]]
-        events = sum(w.result["events"] for w in windows)
         return {
             "tokens_per_s": self._throughput(arm, clients).as_json(),
             "ttft_ms": {
@@ -104,14 +97,9 @@ class Analysis:
                 "p99": self._quantile(arm, clients, "ttft_ms", P99),
             },
             "itl_ms": {"p50": itl_p50.as_json(), "p99": itl_p99.as_json()},
-            "tpot_ms": {"p50": self._quantile(arm, clients, "tpot_ms", P50)},
             "latency_ms": {"p50": self._quantile(arm, clients, "latency_ms", P50)},
             "cpu_us_per_token": {r: _median([w.cpu_us_per_token(r) for w in windows]) for r in roles},
             "loadgen_cpu_us_per_token": _median([w.result["cpu_s"] / w.result["tokens"] * US_PER_S for w in windows]),
-            "tokens_per_event": shorten(sum(w.result["event_tokens"] for w in windows) / events) if events else None,
-            "prompt_tokens": [min(prompt_tokens), int(np.median(prompt_tokens)), max(prompt_tokens)]
-            if prompt_tokens
-            else None,
             "requests": sum(w.result["requests"] for w in windows),
             "foreign_cores": _median([w.foreign_cores for w in windows]),
         }
@@ -193,7 +181,7 @@ def cell(estimate: Mapping[str, Any], unit: str = "") -> str:
 def print_tables(console: Console, result: Mapping[str, Any]) -> None:
     """Speed, CPU by role, and the comparison with its bars."""
     speed = Table(title="speed (95% bootstrap intervals; p99 only from 1,000 samples on)")
-    columns = ("clients", "arm", "tokens/s", "TTFT p50 ms", "ITL p50 ms", "ITL p99 ms", "TPOT p50 ms", "answers")
+    columns = ("clients", "arm", "tokens/s", "TTFT p50 ms", "ITL p50 ms", "ITL p99 ms", "answers")
     for column in columns:
         speed.add_column(column, justify="left" if column == "arm" else "right")
     arms: Mapping[str, Any] = result["arms"]
@@ -201,7 +189,7 @@ def print_tables(console: Console, result: Mapping[str, Any]) -> None:
         for arm, by_count in arms.items():
             f = by_count[c]
             cells = [cell(x) for x in (f["tokens_per_s"], f["ttft_ms"]["p50"], f["itl_ms"]["p50"], f["itl_ms"]["p99"])]
-            speed.add_row(c, arm, *cells, cell(f["tpot_ms"]["p50"]), str(f["requests"]))
+            speed.add_row(c, arm, *cells, str(f["requests"]))
         speed.add_section()
     console.print(speed)
     console.print(_cpu_table(result))

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,12 +43,26 @@ class Stage:
     def get(self, path: str) -> requests.Response:
         return requests.get(f"{self.cluster.url}{path}", headers=self._headers(), timeout=REQUEST_TIMEOUT_S)
 
-    def ask(self, tokens: int) -> requests.Response:
-        """One answer of exactly that many tokens, over a connection of its own: HAProxy spreads those over routers."""
+    def ask(self, tokens: int, *, stream: bool = False, on_token: Callable[[], None] = lambda: None) -> str | None:
+        """One answer of exactly that many tokens, over a connection of its own: HAProxy spreads those over routers.
+        Returns how it failed; `on_token` is called with each piece that brings a token or an answer."""
         body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True}
         headers = self._headers() | {"Connection": "close"}
         url = f"{self.cluster.url}/v1/completions"
-        return requests.post(url, json=body, headers=headers, timeout=REQUEST_TIMEOUT_S)
+        try:
+            with requests.post(
+                url, json=body | {"stream": stream}, headers=headers, stream=True, timeout=REQUEST_TIMEOUT_S
+            ) as answer:
+                lines = []
+                for line in answer.iter_lines():
+                    if line and answer.status_code == 200 and not line.startswith(b":"):
+                        on_token()
+                    lines.append(line)
+        except requests.RequestException as error:
+            return f"{type(error).__name__}: {error}"
+        text = b"\n".join(lines).decode(errors="replace").strip()
+        whole = answer.status_code == 200 and (not stream or text.endswith("data: [DONE]"))
+        return None if whole else f"{answer.status_code} {text[-300:]}"
 
     def working(self) -> frozenset[str]:
         """Engine replicas that run something, by their own figures: whichever router answers has asked each of them."""
@@ -163,11 +177,18 @@ def _ready(stage: Stage) -> bool:
 
 @dataclass(slots=True)
 class Clients:
-    """Clients that ask again as soon as they have an answer. `failures` says how each failed request ended."""
+    """Clients that ask again as soon as they have an answer. `failures` says how each failed request ended, `at` when
+    tokens came.
+
+    Args:
+        has_streams: every second one asks for streams.
+    """
 
     stage: Stage
     count: int
     tokens: int
+    has_streams: bool = False
+    at: list[float] = field(default_factory=list)
     answered: int = 0
     failures: list[str] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -177,7 +198,10 @@ class Clients:
     def start(self) -> float:
         """Start them all; returns the moment before the first."""
         began = time.monotonic()
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(self.count)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(self.has_streams and bool(number % 2),), daemon=True)
+            for number in range(self.count)
+        ]
         for thread in self._threads:
             thread.start()
         return began
@@ -189,23 +213,14 @@ class Clients:
             thread.join()
         return time.monotonic()
 
-    @property
-    def idle(self) -> bool:
-        """Whether one of them has ended its only request (see `once`)."""
-        return self.answered + len(self.failures) > 0
-
     def once(self) -> float:
         """Start them for one request each; returns the moment before the first."""
         self._stop.set()
         return self.start()
 
-    def _run(self) -> None:
+    def _run(self, stream: bool) -> None:
         while True:
-            try:
-                answer = self.stage.ask(self.tokens)
-                failure = None if answer.status_code == 200 else f"{answer.status_code} {answer.text[:200]}"
-            except requests.RequestException as error:
-                failure = f"{type(error).__name__}: {error}"
+            failure = self.stage.ask(self.tokens, stream=stream, on_token=lambda: self.at.append(time.monotonic()))
             with self._lock:
                 if failure is None:
                     self.answered += 1

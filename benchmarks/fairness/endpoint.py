@@ -17,7 +17,7 @@ Keys of the JSON object that is the last line; `not_measured` says why one is nu
                           prompt tokens plus twice the output tokens, as `usage` counts them, spread evenly between
                           the first and the last token of a request
     max_service_diff      backlogged: VTC's largest difference of service between two tenants that both have requests
-                          waiting, in input tokens. `vtc_bound`: what VTC's theorem allows, with `--kv-tokens`
+                          waiting, in input tokens
     max_diff_over_rate    backlogged: VTC's difference in windows of 60 s, over the rate of service of all. The prompt
                           tokens of a request without usage are its words, times the tokens a word of the others
     throughput_over_one_key  backlogged: tokens/s over those with one key
@@ -62,7 +62,6 @@ from benchmarks.fairness.metric import (
     service_of,
     service_ratio,
     tokens_per_s,
-    vtc_bound,
     worth,
 )
 from benchmarks.fairness.plot import plot
@@ -97,7 +96,6 @@ class EndpointPlan:
     seconds: float = SECONDS
     closed: bool = False
     rate: float | None = None
-    kv_tokens: int | None = None
 
     @property
     def span(self) -> Span:
@@ -290,12 +288,6 @@ def build(played: Played, plan: EndpointPlan, conditions: dict[str, Any]) -> dic
         reasons["light_ttft_p99_gain"] = NOT_ALL if light else NONE_LIGHT
     if p50_gain is None:
         reasons["light_ttft_p50_gain"] = NOT_HALF if light else NONE_LIGHT
-    bound = None
-    if plan.kv_tokens is None:
-        reasons["vtc_bound"] = "no client sees how many tokens a batch can hold: --kv-tokens"
-    else:
-        prompts = [f.usage.prompt_tokens for seen in backlogged.values() for f in seen.flights if f.usage]
-        bound = vtc_bound(max(prompts, default=0), plan.kv_tokens)
     speeds = own["tokens_per_s"], shared["tokens_per_s"]
     loads = {
         load: {arm: load_figures(seen, tenants) for arm, seen in arms.items()} for load, arms in played.seen.items()
@@ -307,7 +299,6 @@ def build(played: Played, plan: EndpointPlan, conditions: dict[str, Any]) -> dic
         "service_ratio": own["service_ratio"],
         "one_key_service_ratio": shared["service_ratio"],
         "max_service_diff": own["max_service_diff"],
-        "vtc_bound": bound,
         "max_diff_over_rate": own["max_diff_over_rate"],
         "throughput_over_one_key": shorten(speeds[0] / speeds[1]) if speeds[0] and speeds[1] else None,
         "light_ttft_p99_gain": p99_gain,
@@ -373,7 +364,6 @@ def plan_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> End
         seconds_of(options),
         options.closed,
         options.rate,
-        options.kv_tokens,
     )
 
 

@@ -38,9 +38,9 @@ from rich.console import Console
 from rich.table import Table
 
 from autoscaling.simulator import EngineProfile
-from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
+from benchmarks.common.run import figures_or_exit
 from benchmarks.common.stage import on_terminate
 from benchmarks.common.stats import shorten
 from benchmarks.common.traces import DATA, Request, TraceMissingError
@@ -221,7 +221,6 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a plot of service over time, first seed")
     add_target_arguments(parser)
     add_size_arguments(parser)
-    parser.add_argument("--kv-tokens", type=int, help="of a batch of the endpoint, for VTC's bound")
     parser.add_argument(
         "--compare", type=Path, metavar="FOLDER", help="with LiteLLM's environment in FOLDER, made there"
     )
@@ -240,15 +239,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     console = Console(stderr=True, width=140, highlight=False)
     signal.signal(signal.SIGTERM, on_terminate)
-    try:
+    with figures_or_exit(console, TraceMissingError):
         if given.compare is not None:
             return compare(given.compare, given, console)
         if is_asked_for(parser, given):
             return endpoint.run(endpoint.plan_of(parser, given), given, console)
         return run(plan_of(given), given, console)
-    except (BenchmarkError, TraceMissingError) as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
 
 
 def run(plan: Plan, given: argparse.Namespace, console: Console) -> int:

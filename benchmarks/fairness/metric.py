@@ -138,7 +138,7 @@ def differences(served: Floats, asked: Floats) -> Floats:
 
 def largest_difference(served: Floats, waiting: Flags) -> float:
     """The largest difference of service between two clients over any time in which both always had requests waiting,
-    in input tokens: what VTC's theorem 4.4 bounds (`vtc_bound`). Clients are rows, moments columns."""
+    in input tokens: what VTC's theorem 4.4 bounds. Clients are rows, moments columns."""
     largest = 0.0
     for first, second in combinations(range(len(served)), 2):
         ahead = served[first] - served[second]
@@ -147,11 +147,6 @@ def largest_difference(served: Floats, waiting: Flags) -> float:
         for begin, end in edges.reshape(-1, 2):
             largest = max(largest, float(np.ptp(ahead[begin:end])))
     return largest
-
-
-def vtc_bound(longest_prompt_tokens: float, kv_tokens: float) -> float:
-    """Theorem 4.4 of VTC, with the tokens that a batch of the engine can hold."""
-    return 2 * max(INPUT_WEIGHT * longest_prompt_tokens, OUTPUT_WEIGHT * kv_tokens)
 
 
 def service_of(answers: Sequence[Answer], span: Span, input_weight: float, output_weight: float) -> Floats:

@@ -224,7 +224,7 @@ class PartChecks:
     def _throughput(self) -> Result:
         windows = self._options.windows
         self._say(f"{windows.rounds} rounds of load, each server in turn")
-        measured = run_rounds(self._stage, windows, time.monotonic(), None)
+        measured = run_rounds(self._stage, windows, time.monotonic())
         analysis = report.Analysis(measured, windows.arms, windows.clients, seed=windows.seed)
         foreign = round(max(window.foreign_cores for window in measured), 2)
         found = report.build(analysis, {"idle_cores": self._stage.idle_cores, "foreign_cores_max": foreign})

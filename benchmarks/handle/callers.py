@@ -1,5 +1,4 @@
-"""Callers of a running stack in a process of their own: by Python handle, by the OpenAI SDK (by handle and over HTTP),
-and by the barest HTTP.
+"""Callers of a running stack in a process of their own: by Python handle, and by the OpenAI SDK over HTTP.
 
 `python -m benchmarks.handle.callers` reads one JSON `CallSpec` from standard input, writes `begin` and `end` to
 standard output at the edges of its measuring window and the result as one JSON line last, as
@@ -24,16 +23,12 @@ from typing import Any, Protocol
 
 from benchmarks.common.loadgen import own_cpu_s
 from benchmarks.common.output import write_json, write_line
-from benchmarks.common.sse import AnswerReader, parse_usage
-from benchmarks.common.workload import CHAT_PATH, chat, post, prompts
+from benchmarks.common.workload import prompts
 
 HANDLE = "handle"
-SDK_BY_HANDLE = "sdk by handle"
 SDK = "sdk"
-BARE = "bare"
 WHOLE = "whole"
 STREAMED = "streamed"
-READ_BYTES = 65_536
 CALL_S = 60.0  # of one answer: hundreds of times what it takes, against hanging
 
 
@@ -114,55 +109,19 @@ async def _read(stream: Any) -> Answer:
     return answer
 
 
-class BareCaller:
-    """A kept connection and a parser in C; of a stream it looks for the first token and the usage alone."""
-
-    def __init__(self, spec: CallSpec, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._spec = spec
-        self._reader = reader
-        self._writer = writer
-        self._answer = AnswerReader(time.perf_counter, streamed=spec.mode == STREAMED)
-
-    async def call(self, prompt: str) -> Answer:
-        answer = self._answer
-        answer.begin()
-        self._writer.write(self._request(prompt))
-        while not answer.complete:
-            data = await self._reader.read(READ_BYTES)
-            if not data:
-                raise ConnectionError("the connection ended in mid-answer")
-            answer.feed(data)
-        if answer.status != 200:
-            raise ConnectionError(f"status {answer.status}: {answer.body[:300]!r}")
-        usage = answer.usage if answer.streamed else parse_usage(answer.body)
-        return Answer(0 if usage is None else usage.completion_tokens, answer.stamps[0] if answer.stamps else 0.0)
-
-    def _request(self, prompt: str) -> bytes:
-        spec = self._spec
-        body = chat(spec.model, prompt, spec.max_tokens, stream=self._answer.streamed)
-        return post(f"{spec.host}:{spec.port}", CHAT_PATH, spec.api_key, body)
-
-
 async def callers(spec: CallSpec, stack: AsyncExitStack) -> list[Caller]:
     """The clients of one run, connected; they end with `stack`."""
-    if spec.caller in (HANDLE, SDK_BY_HANDLE):
+    if spec.caller == HANDLE:
         from serve_app import connect
 
         os.environ["SERVE_APP_STATE"] = spec.state_dir
         llm = await stack.enter_async_context(connect(spec.api_key, instance=spec.instance, model=spec.model))
-        return [HandleCaller(spec, llm) if spec.caller == HANDLE else SdkCaller(spec, llm.openai)] * spec.clients
-    if spec.caller == SDK:
-        from openai import AsyncOpenAI
+        return [HandleCaller(spec, llm)] * spec.clients
+    from openai import AsyncOpenAI
 
-        url = f"http://{spec.host}:{spec.port}/v1"
-        client = await stack.enter_async_context(AsyncOpenAI(base_url=url, api_key=spec.api_key, max_retries=0))
-        return [SdkCaller(spec, client)] * spec.clients
-    made: list[Caller] = []
-    for _ in range(spec.clients):
-        reader, writer = await asyncio.open_connection(spec.host, spec.port)
-        stack.callback(writer.close)
-        made.append(BareCaller(spec, reader, writer))
-    return made
+    url = f"http://{spec.host}:{spec.port}/v1"
+    client = await stack.enter_async_context(AsyncOpenAI(base_url=url, api_key=spec.api_key, max_retries=0))
+    return [SdkCaller(spec, client)] * spec.clients
 
 
 @dataclass(slots=True)

@@ -1,8 +1,7 @@
 """What a call by Python handle costs beside one over HTTP: `python -m benchmarks.handle [--quick]`.
 
-One running stack is called in turn (A B C D A B C D) by the official OpenAI SDK over HTTP, by the Python handle, by the
-SDK by handle, and by the barest HTTP client there is (a kept connection, a parser in C, no objects); whole and streamed
-answers, 1 and 8 clients.
+One running stack is called in turn (A B A B) by the official OpenAI SDK over HTTP and by the Python handle; whole and
+streamed answers, 1 and 8 clients.
 Prints conditions, progress and a table, and as its last line one JSON object.
 
 Invariant: at any time one kind of caller is at work; any call that fails ends the run with exit code 1 and no figure.
@@ -28,10 +27,10 @@ from benchmarks.common.processes import ENGINE_CORE
 from benchmarks.common.report import cell
 from benchmarks.common.run import CONSOLE_WIDTH, FOREIGN_LIMIT_CORES
 from benchmarks.common.stage import Stage, drive, run_folder
-from benchmarks.handle.callers import BARE, HANDLE, SDK, SDK_BY_HANDLE, STREAMED, WHOLE, CallSpec
+from benchmarks.handle.callers import HANDLE, SDK, STREAMED, WHOLE, CallSpec
 from serve_app.engine import ensure_tiny_model
 
-CALLERS = (SDK, HANDLE, SDK_BY_HANDLE, BARE)
+CALLERS = (SDK, HANDLE)
 MODES = (WHOLE, STREAMED)
 CLIENTS = (1, 8)
 MAX_TOKENS = 32  # short: what is looked for is the cost of a call, and of a token on its way
@@ -45,7 +44,6 @@ WINDOW_S = 8.0
 QUICK_WINDOW_S = 4.0
 MODULE = "benchmarks.handle.callers"
 CLIENT = "caller"  # among the roles: the calling process itself
-ENGINES = ("engine replica", ENGINE_CORE)
 SHOWN_ROLES = (CLIENT, "HAProxy", "router replica", "engine replica", ENGINE_CORE)
 TIMES = ("call p50", "call p95", "first token p50", "calls")
 P50 = 0.5
@@ -61,7 +59,6 @@ class Plan:
     window_s: float
     max_tokens: int
     seed: int
-    callers: tuple[str, ...] = CALLERS
     clients: tuple[int, ...] = CLIENTS
 
     def windows(self) -> Iterator[tuple[int, str, int, str]]:
@@ -69,7 +66,7 @@ class Plan:
         for number in range(1, self.rounds + 1):
             for mode in MODES:
                 for clients in self.clients:
-                    for caller in self.callers:
+                    for caller in CALLERS:
                         yield number, mode, clients, caller
 
 
@@ -164,22 +161,6 @@ class Analysis:
             "calls": sum(len(w.latency_ms) for w in windows),
         }
 
-    def added(self, caller: str, base: str, mode: str, clients: int) -> dict[str, Any]:
-        """What `caller` adds to `base`: ms to the median latency and first token, and CPU ms a call of all processes
-        but the engines', whose work is the same."""
-        pair = [self.of(base, mode, clients), self.of(caller, mode, clients)]
-        outside = [
-            stats.as_rounds(
-                [[sum(w.cpu_ms_per_call(role) for role in self.roles if role not in ENGINES)] for w in windows]
-            )
-            for windows in pair
-        ]
-        return {
-            "latency_ms_p50": self._difference([_rounds(windows, "latency_ms") for windows in pair]),
-            "ttft_ms_p50": self._difference([_rounds(windows, "ttft_ms") for windows in pair]),
-            "cpu_ms_per_call_outside_engines": self._difference(outside),
-        }
-
     def _quantile(self, rounds: stats.Rounds, q: float) -> dict[str, Any]:
         return stats.quantile_estimate(rounds, q, self._rng, resamples=self._resamples).as_json()
 
@@ -189,24 +170,19 @@ class Analysis:
             [rounds], lambda arms: stats.median_of_means(arms[0]), self._rng, resamples=self._resamples
         ).as_json()
 
-    def _difference(self, pair: Sequence[stats.Rounds]) -> dict[str, Any]:
-        return stats.estimate(pair, stats.pooled_median_difference, self._rng, resamples=self._resamples).as_json()
-
 
 def _rounds(windows: Sequence[Window], key: str) -> list[stats.Samples]:
     return stats.as_rounds([getattr(window, key) for window in windows])
 
 
 def build(analysis: Analysis, plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The result object: figures by mode, client count and caller; what the handle adds to the others."""
+    """The result object: figures by mode, client count and caller."""
     figures: dict[str, Any] = {}
-    added: dict[str, Any] = {}
     for mode in MODES:
         for clients in plan.clients:
             key = f"{mode}, {clients}"
-            figures[key] = {caller: analysis.figures(caller, mode, clients) for caller in plan.callers}
-            added[key] = {base: analysis.added(HANDLE, base, mode, clients) for base in (SDK, BARE)}
-    return {"handle_adds_to": added, "figures": figures, "conditions": dict(facts)}
+            figures[key] = {caller: analysis.figures(caller, mode, clients) for caller in CALLERS}
+    return {"figures": figures, "conditions": dict(facts)}
 
 
 def print_tables(console: Console, result: Mapping[str, Any]) -> None:

@@ -62,7 +62,6 @@ class Ask:
     request_id: str = ""
     tokens: int = 0
     failure: str = ""
-    has_left: bool = False
     sent: float = 0.0  # the last attempt
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -186,7 +185,6 @@ class Crowd:
             while pending := [number for number, task in tasks.items() if not task.done()]:
                 for number in pending:
                     if present[number].sleeps:
-                        present[number].has_left = True
                         tasks[number].cancel()
                 await asyncio.wait([tasks[number] for number in pending], timeout=END_POLL_S)
 

@@ -170,9 +170,7 @@ def figures(load: Load, crowd: Crowd, charges: Sequence[Charge], span_s: float |
         "unused": None if unused is None else round(unused, 4),
         "failed": sum(bool(ask.failure) for ask in asks),
         "failures": dict(Counter(ask.failure for ask in asks if ask.failure).most_common(3)),
-        "left_at_end": sum(ask.has_left for ask in asks),
         "broken_promises": sum(ask.broken_promises for ask in asks),
-        "attempts_most": max(len(ask.attempts) for ask in asks),
         "without_standing": sum(not one.has_standing for one in attempts) if load.buckets else 0,
         "longest_s": round(max((ask.ended - ask.began for ask in ended), default=0.0), 2),
     }

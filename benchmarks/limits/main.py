@@ -37,12 +37,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.arms import FAR, BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
+from benchmarks.common.run import figures_or_exit
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from benchmarks.limits import load as loads
-from benchmarks.limits.counters import calls_per_request, router_calls, watched
+from benchmarks.limits.counters import calls_per_request
 from benchmarks.limits.decisions import decision_us
 from benchmarks.limits.load import LOADS, STRESSES, Load
 from benchmarks.limits.virtual import run as run_virtual
@@ -56,6 +56,7 @@ FAR_ROUNDS = 2
 TENANTS = 1_000
 QUICK_TENANTS = 200
 SEEDS = 2  # of virtual time, each on a core of its own
+FAR = {"requests_per_minute": 60_000, "tokens_per_minute": 60_000_000, "max_concurrent": 1_000}  # never reached
 BARS = {
     "over_limit_share": 0.01,
     "under_use_share": 0.02,
@@ -83,31 +84,18 @@ async def measure(stage: Stage, options: argparse.Namespace, far_keys: dict[str,
     """All loads of the real instance."""
     found: dict[str, Any] = {}
     for load in STRESSES:
-        async with watched(stage) as engine:
-            crowd = await loads.at_once(stage, load, options.seed)
-        found[load.name] = await _figures(stage, load, crowd, None) | {"engine_running": int(engine.running)}
-        found[load.name]["engine_tokens_beyond"] = engine.tokens - sum(ask.tokens for ask in crowd.asks)
+        crowd = await loads.at_once(stage, load, options.seed)
+        found[load.name] = await _figures(stage, load, crowd, None)
         console.print(f"{load.name}: {found[load.name]}", highlight=False)
     calls = await calls_per_request(stage, far_keys, options.seed, options.far_s, FAR_ROUNDS)
     console.print(f"calls to the actor a request: {calls}", highlight=False)
     chosen = [load for load in LOADS if not options.only or load.name in options.only]
     span_s = 60.0 * options.minutes
-    calls_before = router_calls(stage)
-    async with watched(stage) as engine:
-        crowds = await asyncio.gather(*(loads.run(stage, load, options.seed, span_s) for load in chosen))
-    calls_near = router_calls(stage) - calls_before
+    crowds = await asyncio.gather(*(loads.run(stage, load, options.seed, span_s) for load in chosen))
     for load, crowd in zip(chosen, crowds, strict=True):
         found[load.name] = await _figures(stage, load, crowd, span_s)
         console.print(f"{load.name}: {found[load.name]}", highlight=False)
-    asks = [ask for crowd in crowds for ask in crowd.asks]
-    whole = {
-        "tokens_beyond_answers": engine.tokens - sum(ask.tokens for ask in asks),
-        "running_most": int(engine.running),
-        "requests_by_router": sorted(map(int, engine.by_router.values())),
-        "calls_per_attempt_near": round(calls_near / max(1, sum(len(ask.attempts) for ask in asks)), 3),
-    }
-    console.print(f"by the engine's and the routers' own counts: {whole}", highlight=False)
-    return {"loads": found, "calls": calls, "counts": whole}
+    return {"loads": found, "calls": calls}
 
 
 async def _figures(stage: Stage, load: Load, crowd: Any, span_s: float | None) -> dict[str, Any]:
@@ -199,12 +187,8 @@ def main(arguments: list[str] | None = None) -> int:
     far = {name: f"sk-{secrets.token_hex(16)}" for name in ("none", "limits")}
     keys = [loads.key_of(load) for load in (*STRESSES, *LOADS)]
     keys += [{"key": far["none"], "tenant": "none"}, {"key": far["limits"], "tenant": "limits", "limits": FAR}]
-    try:
-        with stack(configuration(), keys) as stage:
-            real = asyncio.run(measure(stage, options, far, console))
-    except BenchmarkError as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
+    with figures_or_exit(console), stack(configuration(), keys) as stage:
+        real = asyncio.run(measure(stage, options, far, console))
     result = result_of(real, virtual, us, options.minutes)
     show(console, real, virtual, result)
     write_json({**result, "bars": BARS, "real": real, "virtual": virtual, "us": us, "conditions": conditions})

@@ -13,7 +13,7 @@ with `SEEDS` seeds, and the worst is told. Bars in brackets.
     growth_hold_s           twenty answers of a `low` tenant outgrow short learned estimates; how long a `critical` that
                             comes then is held with 4 slots free [1]
     tick_us_20x200          CPU of the actor's core for a message, microseconds, at 20 routers and 200 engines while one
-                            session waits [1,000]; beside it the ratio to the same without that session
+                            session waits [1,000]
     incarnations_9000       incarnations that 9,000 waiting requests of one router begin, with the actor there and with
                             it away while they arrive [2]
     resets_2000             incarnations begun with 2,000 running at 50 tokens/s and 20 ms a round trip [0]
@@ -116,14 +116,14 @@ def wait_p50_s(above: RequestClass, below: RequestClass, span_s: float, seed: in
     return max(found)
 
 
-def starved(span_s: float, seed: int, names: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    """Windows by mix; `asking`: with those who were refused and come again among who waits."""
+def starved(span_s: float, seed: int, names: tuple[str, ...]) -> dict[str, int]:
+    """Windows by mix."""
     found = {}
     for name in names:
         crowds, bounds, kv_tokens = MIXES[name]
         staying = Staying(crowds, bounds, seed, kv_tokens)
         staying.run(span_s)
-        found[name] = {"value": staying.starved(), "asking": staying.starved(asking=True)}
+        found[name] = staying.starved()
     return found
 
 

@@ -1,7 +1,7 @@
 """Routers and the quota actor joined by a network with round trips, in virtual time; no Ray and nothing that waits.
 
 Both ends, and what their shells do, are those of `autoscaling.simulator`: `VirtualActor` and `RouterLink`. Here are the
-engines, which have slots and KV tokens and run nothing, and callers who ask, are charged, and end what was granted.
+engines, which have slots and KV tokens and run nothing, and callers who ask and end what was granted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autoscaling.simulator import Clock, RouterLink, VirtualActor
-from serve_app.core.limits import LimitDecision, LimitedRequest
 from serve_app.core.memory import Device, EngineReport, Rank, SessionRequest
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.core.shared_queue import RouterQueue
@@ -75,11 +74,10 @@ class Router:
     delay_s: Callable[[], float]  # of a message, one way
     link: RouterLink = field(init=False)
     asked: dict[str, Asked] = field(default_factory=dict)  # who waits
-    charges: dict[str, Callable[[LimitDecision], None]] = field(default_factory=dict)  # who waits to be charged
     running: dict[str, Asked] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.link = RouterLink(self.name, self.clock, self.actor, self.delay_s, self._carry_out, self._on_charged)
+        self.link = RouterLink(self.name, self.clock, self.actor, self.delay_s, self._carry_out, _no_limits)
 
     @property
     def queue(self) -> RouterQueue:
@@ -102,26 +100,9 @@ class Router:
         del self.running[name]
         self.after(self.queue.on_done(name, self.clock.now, prompt, output_tokens))
 
-    def charge(self, request: LimitedRequest, then: Callable[[LimitDecision], None]) -> None:
-        """A caller asks to be charged against its limits."""
-        decision = self.queue.charge(request, self.clock.now)
-        if decision is None:
-            self.charges[request.request_id] = then
-        self.after([])
-        if decision is not None:
-            then(decision)
-
-    def end_charge(self, request_id: str, tokens: int | None) -> None:
-        """A charged request has ended; None: it failed."""
-        self.queue.limits.on_end(request_id, tokens, 0, self.clock.now)
-        self.after([])
-
     def after(self, actions: list[Action]) -> None:
         """What every event ends with."""
         self.link.after(actions)
-
-    def _on_charged(self, decision: LimitDecision) -> None:
-        self.charges.pop(decision.request_id)(decision)
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -133,6 +114,10 @@ class Router:
                 asked.on_grant(asked)
             elif isinstance(action, Refuse):
                 asked.on_refuse(asked, action.retry_after_s)
+
+
+def _no_limits(_: object) -> None:
+    """Nobody here is charged to limits."""
 
 
 class Network:

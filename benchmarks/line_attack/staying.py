@@ -11,15 +11,15 @@ who waited in all of the window, less the largest request that waited.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from autoscaling.simulator import Clock
 from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.types import RequestClass
@@ -63,44 +63,39 @@ class Staying:
         self._policy = policy
         self._queue = Admission(policy)
         set_replica(self._queue, ENGINE, SLOTS, 0.0, kv_tokens)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self._clock = Clock()
         self._ids = itertools.count()
         self._asked: dict[str, tuple[Crowd, float]] = {}  # who waits, and since when its client has asked
-        self._away: dict[int, tuple[Crowd, float]] = {}  # who was refused and comes again
         self._tick_at = math.inf
-        self.now = 0.0
         self.granted: list[Granted] = []
         self.refused = 0
         self._waiting_count: dict[Key, int] = defaultdict(int)
         self.wait_spans: dict[Key, list[tuple[float, float]]] = defaultdict(list)  # spans in which somebody waited
         self._since: dict[Key, float] = {}
-        self._asks: dict[Key, list[tuple[float, float]]] = defaultdict(list)  # of each request to its grant
         self.largest: dict[Key, int] = defaultdict(int)
         for crowd in crowds:
             if crowd.arrive_share:
                 self._come(crowd)
             for _ in range(crowd.clients):  # not all at once: a first wave would come back as one
-                self._at(self._draw.uniform(0.0, ANSWER_S), partial(self._ask, crowd))
+                self._clock.at(self._draw.uniform(0.0, ANSWER_S), partial(self._ask, crowd))
+
+    @property
+    def now(self) -> float:
+        return self._clock.now
 
     def run(self, span_s: float) -> None:
         """So many seconds of it."""
-        while self._events and self._events[0][0] <= span_s:
-            self.now, _, event = heapq.heappop(self._events)
-            event()
-        self.now = span_s
+        self._clock.run(span_s)
         for key, since in self._since.items():
             self.wait_spans[key].append((since, span_s))
-        for crowd, since in [*self._asked.values(), *self._away.values()]:
-            self._asks[crowd.level, crowd.tenant].append((since, span_s))
 
     def waits(self, level: RequestClass, warm_s: float = WINDOW_S) -> list[float]:
         """How long clients of a class waited for their grants, in order."""
         return sorted(one.waited_s for one in self.granted if one.key[0] is level and one.at_s >= warm_s)
 
-    def starved(self, *, asking: bool = False) -> int:
+    def starved(self) -> int:
         """See the module."""
-        spans = {key: _merged(found) for key, found in (self._asks if asking else self.wait_spans).items()}
+        spans = {key: _merged(found) for key, found in self.wait_spans.items()}
         return sum(self._starved_in(at * WINDOW_S, spans) for at in range(1, int(self.now / WINDOW_S)))
 
     def _starved_in(self, begin_s: float, waits: Mapping[Key, Spans]) -> int:
@@ -130,10 +125,7 @@ class Staying:
             self._ask(crowd)
             self._come(crowd)
 
-        self._at(self.now + self._draw.expovariate(crowd.arrive_share * SLOTS / ANSWER_S), comes)
-
-    def _at(self, at_s: float, event: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (at_s, next(self._order), event))
+        self._clock.after(self._draw.expovariate(crowd.arrive_share * SLOTS / ANSWER_S), comes)
 
     def _ask(self, crowd: Crowd, first_s: float | None = None) -> None:
         """`first_s`: when this request was asked first; None: now."""
@@ -146,9 +138,6 @@ class Staying:
         self.largest[key] = max(self.largest[key], crowd.tokens)
         self._count(key, 1)
         self._took(self._queue.on_arrive(arrival, self.now))
-
-    def _ask_again(self, number: int) -> None:
-        self._ask(*self._away.pop(number))
 
     def _count(self, key: Key, by: int) -> None:
         self._waiting_count[key] += by
@@ -163,20 +152,17 @@ class Staying:
             self._count((crowd.level, crowd.tenant), -1)
             if isinstance(action, Grant):
                 key = (crowd.level, crowd.tenant)
-                self._asks[key].append((since, self.now))
                 self.granted.append(Granted(self.now, key, crowd.tokens, self.now - since))
                 answer_s = self._draw.uniform(0.8, 1.2) * ANSWER_S
-                self._at(self.now + answer_s, partial(self._end, action.request_id, crowd))
+                self._clock.after(answer_s, partial(self._end, action.request_id, crowd))
             elif isinstance(action, Refuse):
                 self.refused += 1
                 retry_s = RETRY_S if action.retry_after_s is None else max(action.retry_after_s, RETRY_S)
-                number = next(self._ids)
-                self._away[number] = crowd, since
-                self._at(self.now + retry_s, partial(self._ask_again, number))
+                self._clock.after(retry_s, partial(self._ask, crowd, since))
         due = self._queue.next_due()
         if due is not None and (due < self._tick_at or self._tick_at <= self.now):
             self._tick_at = due
-            self._at(due, self._tick)
+            self._clock.at(due, self._tick)
 
     def _tick(self) -> None:
         if self.now >= self._tick_at:
@@ -189,7 +175,7 @@ class Staying:
         if not crowd.clients:
             return
         think_s = self._draw.expovariate(1.0 / crowd.think_s) if crowd.think_s else 0.0
-        self._at(self.now + think_s, partial(self._ask, crowd))
+        self._clock.after(think_s, partial(self._ask, crowd))
 
 
 def _overlaps(spans: Spans, begin_s: float, end_s: float) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Any
 
 from benchmarks.exchange import MODEL, connected
 from serve_app.core.memory import SessionRequest
@@ -25,20 +24,15 @@ WARM = 20  # messages
 RUNNING = 2  # of a router on each engine, in the mean
 
 
-def tick_us(seed: int, quick: bool) -> dict[str, Any]:
-    """Microseconds a message with a session waiting, and without; means, and the ratio."""
+def tick_us(seed: int, quick: bool) -> float:
+    """Microseconds a message with a session waiting, in the mean."""
     messages = QUICK_MESSAGES if quick else MESSAGES
-    alone, beside = (_measure(seed, messages, waits=waits) for waits in (False, True))
-    return {"value": round(beside, 1), "without": round(alone, 1), "ratio": round(beside / alone, 2)}
-
-
-def _measure(seed: int, messages: int, *, waits: bool) -> float:
     draw = random.Random(seed)
     quota, routers = connected(ENGINES, SLOTS, POOL_TOKENS, ROUTERS)
     for router in routers:
         for _ in range(RUNNING * ENGINES):
             router.say(quota, (router.arrive(),), 0.0)
-    after = wait_for_session(quota) if waits else (lambda now: None)
+    after = wait_for_session(quota)
     spent_s = 0.0
     now = 0.0
     for number in range(WARM + messages):
@@ -52,7 +46,7 @@ def _measure(seed: int, messages: int, *, waits: bool) -> float:
         quota.queue.next_due()
         took_s += time.process_time() - began
         spent_s += took_s if number >= WARM else 0.0
-    return spent_s / messages * 1e6
+    return round(spent_s / messages * 1e6, 1)
 
 
 def wait_for_session(quota: Quota) -> Callable[[float], object]:

@@ -30,6 +30,7 @@ from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.processes import ENGINE_CORE, CpuMeter
+from benchmarks.common.run import figures_or_exit
 from benchmarks.common.scaling_stack import Stage, stack
 from benchmarks.common.stats import as_rounds, estimate, median_of_ratios
 from benchmarks.observability.load import Load
@@ -208,13 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     terminal = Terminal(stderr=True, highlight=False)
     conditions = here(pairs=pairs, window_s=window_s, clients=CLIENTS, tokens=TOKENS, tenants=TENANTS, off=dict(OFF))
     terminal.print(conditions)
-    try:
+    with figures_or_exit(terminal):
         off, on, seen = compare(pairs, window_s, terminal)
         show(terminal, off, on)
         many = many_tenants(terminal)
-    except BenchmarkError as error:
-        terminal.print(str(error), style="red")
-        return 1
     ratio = estimate(
         [as_rounds([[one] for one in arm.cpu_us]) for arm in (off, on)], median_of_ratios, np.random.default_rng(SEED)
     )

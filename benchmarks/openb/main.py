@@ -1,8 +1,9 @@
 """FGD's protocol on the published GPU trace: `python -m benchmarks.openb [--quick]`.
 
 Pods of the trace ("Beware of Fragmentation", ATC'23) are sampled with replacement onto its nodes. A pod of several GPUs
-takes whole ones on one node; CPU, host memory and thousandths of a GPU are constraints; `gpu_spec` would name the
-models a pod allows ("T4|P100"), and is empty throughout this trace.
+takes whole ones on one node. Only GPUs can run short: production's placement decides by their free amounts alone, among
+nodes that Ray offers, so pods without a GPU, CPU, host memory and GPU models (none of which this trace asks for) are
+left out.
 
     arrivals   none departs, until 130% of the cluster's GPUs have been asked for: the share of GPUs unallocated when
                demand reaches 100%, as the paper measures it
@@ -11,13 +12,8 @@ models a pod allows ("T4|P100"), and is empty throughout this trace.
                a handful of pods would decide the figure). What does not fit is lost. The share of GPUs unallocated,
                averaged over time after a warm-up
 
-Pods without a GPU are left out, and CPU and host memory are without bound: production's placement decides by free GPU
-amounts alone, among nodes that Ray offers. `--cpu` keeps the trace's CPU, host memory and all of its pods; Ray's part,
-to find the nodes that have enough, is then the simulated cluster's. That is the paper's own protocol.
-
-The same seeds, pods and times for every policy. `ours` is production's and learns from what arrives; `best_fit` and
-`fgd` decide by the same amounts, `fgd` given the trace's own distribution beforehand. `fgd_cpu` (with `--cpu`) is the
-paper's, which knows the CPU too. The bound holds for every scheduler: see bound.py.
+The same seeds, pods and times for every policy. `ours` is production's and learns from what arrives; `fgd` is given the
+trace's own distribution beforehand. The bound holds for every scheduler: see bound.py.
 """
 
 from __future__ import annotations
@@ -27,10 +23,9 @@ import csv
 import heapq
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -40,16 +35,15 @@ from rich.table import Table
 
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
+from benchmarks.common.traces import DATA, TraceMissingError
 from benchmarks.openb.bound import unallocated_bound
 from benchmarks.openb.fgd import BestFit, Fgd, FirstFit, PodPolicy, TraceWorkload
-from benchmarks.openb.placer import ByAmounts, Ours, Placer
+from benchmarks.openb.placer import Ours, Placer
 from benchmarks.openb.pods import Node, Placement, Pod
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 NODES_FILE = "openb_gpu_nodes.csv"
 PODS_FILE = "openb_gpu_pods.csv"
 DEVICE_MILLI = 1000  # a GPU in the trace's unit
-MIB = 2**20
 # ten: the paper's number
 SEEDS = 10
 QUICK_SEEDS = 2
@@ -66,37 +60,21 @@ OURS = "ours"
 BEST_FIT = "best_fit"
 FIRST_FIT = "first_fit"
 FGD = "fgd"
-FGD_CPU = "fgd_cpu"
 BOUND = "bound"
-UNBOUNDED = 10**12  # a node so large that what CPU is left of it changes no score
 FGD_MARGIN = 0.05  # relative: ours may be this much worse than FGD
-
-
-class TraceMissingError(Exception):
-    """The trace is not beside the project."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run: seeds, mean lifetimes of the steady variant, and whether CPU and host memory bound anything."""
+    """What is run: seeds, and mean lifetimes of the steady variant."""
 
     seeds: int = SEEDS
     warmup: float = STEADY_WARMUP
     window: float = STEADY_WINDOW
-    cpu: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One run of one policy: the share of GPUs unallocated, its decisions and their CPU seconds, taking included."""
-
-    unallocated: float
-    decisions: int
-    seconds: float
 
 
 def load(folder: Path = DATA) -> tuple[list[Node], list[Pod]]:
-    """The trace's nodes and pods.
+    """The trace's nodes and pods that have GPUs.
 
     Raises:
         TraceMissingError: it is not in the folder.
@@ -104,70 +82,40 @@ def load(folder: Path = DATA) -> tuple[list[Node], list[Pod]]:
     if not (folder / NODES_FILE).exists() or not (folder / PODS_FILE).exists():
         raise TraceMissingError(f"the trace ({NODES_FILE}, {PODS_FILE}) is not in {folder}")
     with (folder / NODES_FILE).open() as lines:
-        nodes = [node_of(row) for row in csv.DictReader(lines)]
+        nodes = [node_of(row) for row in csv.DictReader(lines) if int(row["gpu"])]
     with (folder / PODS_FILE).open() as lines:
-        return nodes, [demand_of(row) for row in csv.DictReader(lines)]
+        return nodes, [pod_of(row) for row in csv.DictReader(lines) if int(row["num_gpu"])]
 
 
 def node_of(row: Mapping[str, str]) -> Node:
     """A line of the nodes' file."""
     devices = (DEVICE_MILLI,) * int(row["gpu"])
-    memory_bytes = int(row["memory_mib"]) * MIB
-    return Node(row["sn"], int(row["cpu_milli"]), memory_bytes, devices, devices, row["model"])
+    return Node(row["sn"], devices, devices)
 
 
-def demand_of(row: Mapping[str, str]) -> Pod:
+def pod_of(row: Mapping[str, str]) -> Pod:
     """A line of the pods' file."""
-    gpus = int(row["num_gpu"])
     milli = int(row["gpu_milli"])
-    return Pod(
-        ranks=gpus,
-        amount=milli if gpus else 0,
-        cpu_milli=int(row["cpu_milli"]),
-        memory_bytes=int(row["memory_mib"]) * MIB,
-        whole=gpus > 0 and milli == DEVICE_MILLI,
-        models=frozenset(filter(None, row["gpu_spec"].split("|"))),
-    )
+    return Pod(int(row["num_gpu"]), milli, whole=milli == DEVICE_MILLI)
 
 
-def gpus_alone(nodes: Sequence[Node], pods: Sequence[Pod]) -> tuple[list[Node], list[Pod]]:
-    """Nodes and pods of which nothing but GPUs can run short."""
-    return (
-        [replace(node, cpu_milli=0, memory_bytes=0) for node in nodes if node.total],
-        [replace(pod, cpu_milli=0, memory_bytes=0) for pod in pods if pod.ranks],
-    )
-
-
-def policies(nodes: Sequence[Node], pods: Sequence[Pod]) -> dict[str, Callable[[], PodPolicy]]:
+def policies(pods: Sequence[Pod]) -> dict[str, Callable[[], PodPolicy]]:
     """What is compared, each made anew for a run."""
-    cpu = max(n.cpu_milli for n in nodes)
-    amount = max(sum(n.total) for n in nodes)
-    best_fit = BestFit(cpu, amount)
-    amounts = TraceWorkload(Counter(replace(pod, cpu_milli=0, memory_bytes=0) for pod in pods if pod.ranks))
-    found: dict[str, Callable[[], PodPolicy]] = {
-        OURS: lambda: ByAmounts(Ours(), best_fit),
-        BEST_FIT: lambda: ByAmounts(BestFit(UNBOUNDED, amount), best_fit),
-        FIRST_FIT: FirstFit,
-        FGD: lambda: ByAmounts(Fgd(amounts), best_fit),
-    }
-    if any(pod.cpu_milli for pod in pods):
-        found[FGD_CPU] = lambda: Fgd(TraceWorkload(Counter(pods)))
-    return found
+    workload = TraceWorkload(Counter(pods))
+    return {OURS: Ours, BEST_FIT: BestFit, FIRST_FIT: FirstFit, FGD: lambda: Fgd(workload)}
 
 
-def arrivals(nodes: Sequence[Node], pods: Sequence[Pod], policy: PodPolicy, seed: int) -> tuple[Outcome, list[Pod]]:
-    """Nothing departs; also returns the pods that had come when demand reached what is measured at."""
+def arrivals(nodes: Sequence[Node], pods: Sequence[Pod], policy: PodPolicy, seed: int) -> tuple[float, list[Pod]]:
+    """Nothing departs; the share of GPUs unallocated when demand is what it is measured at, and the pods till then."""
     draw = random.Random(seed)
     placer = Placer(nodes, policy)
     capacity = sum(sum(node.total) for node in nodes)
-    demanded = allocated = decisions = 0
+    demanded = allocated = 0
     came: list[Pod] = []
     unallocated: float | None = None
-    began = time.process_time()
     while demanded < ARRIVALS_UNTIL * capacity:
         pod = draw.choice(pods)
         placement = placer.place(pod)
-        decisions += 1
         demanded += pod.ranks * pod.amount
         if placement is not None:
             placer.take(placement)
@@ -177,7 +125,7 @@ def arrivals(nodes: Sequence[Node], pods: Sequence[Pod], policy: PodPolicy, seed
             if demanded >= MEASURED_AT * capacity:
                 unallocated = 1 - allocated / capacity
     assert unallocated is not None  # more is demanded in the end than where it is measured
-    return Outcome(unallocated, decisions, time.process_time() - began), came
+    return unallocated, came
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +154,12 @@ def visits(nodes: Sequence[Node], pods: Sequence[Pod], seed: int, until: float) 
     return found
 
 
-def steady(nodes: Sequence[Node], coming: Sequence[Visit], policy: PodPolicy, since: float, until: float) -> Outcome:
+def steady(nodes: Sequence[Node], coming: Sequence[Visit], policy: PodPolicy, since: float, until: float) -> float:
     """Visits come and go; the share of GPUs unallocated from `since` to `until`, over time."""
     placer = Placer(nodes, policy)
     capacity = sum(sum(node.total) for node in nodes)
     leaving: list[tuple[float, int, Placement]] = []
     used = 0.0  # milli-GPU times mean lifetimes inside the window
-    began = time.process_time()
     for number, visit in enumerate(coming):
         while leaving and leaving[0][0] <= visit.comes:
             placer.give_back(heapq.heappop(leaving)[2])
@@ -221,8 +168,7 @@ def steady(nodes: Sequence[Node], coming: Sequence[Visit], policy: PodPolicy, si
             placer.take(placement)
             heapq.heappush(leaving, (visit.goes, number, placement))
             used += visit.pod.ranks * visit.pod.amount * overlap(visit, since, until)
-    share = used / (capacity * (until - since))
-    return Outcome(1 - share, len(coming), time.process_time() - began)
+    return 1 - used / (capacity * (until - since))
 
 
 def overlap(visit: Visit, since: float, until: float) -> float:
@@ -231,17 +177,14 @@ def overlap(visit: Visit, since: float, until: float) -> float:
 
 
 def run(plan: Plan, folder: Path = DATA, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Both variants with all seeds: the means under "openb", all figures under "openb_runs", cost under "openb_cost".
+    """Both variants with all seeds: the means under "openb", all figures under "openb_runs".
 
     Raises:
         TraceMissingError: the trace is not there.
     """
     nodes, pods = load(folder)
-    if not plan.cpu:
-        nodes, pods = gpus_alone(nodes, pods)
     until = plan.warmup + plan.window
     runs: dict[str, dict[str, list[float]]] = {}
-    cost: dict[str, list[Outcome]] = {}
 
     def note(name: str, variant: str, unallocated: float) -> None:
         runs.setdefault(name, {}).setdefault(variant, []).append(unallocated)
@@ -249,13 +192,12 @@ def run(plan: Plan, folder: Path = DATA, say: Callable[[str], None] = lambda lin
     for seed in range(plan.seeds):
         coming = visits(nodes, pods, seed, until)
         came: list[Pod] = []
-        for name, make in policies(nodes, pods).items():
+        for name, make in policies(pods).items():
             at_100, came = arrivals(nodes, pods, make(), seed)
             in_steady = steady(nodes, coming, make(), plan.warmup, until)
-            note(name, "unallocated_at_100", at_100.unallocated)
-            note(name, "unallocated_steady", in_steady.unallocated)
-            cost.setdefault(name, []).extend((at_100, in_steady))
-            say(f"seed {seed} {name:>9}: {at_100.unallocated:.2%} at 100%, {in_steady.unallocated:.2%} steady")
+            note(name, "unallocated_at_100", at_100)
+            note(name, "unallocated_steady", in_steady)
+            say(f"seed {seed} {name:>9}: {at_100:.2%} at 100%, {in_steady:.2%} steady")
         stays: dict[Pod, float] = {}
         for visit in coming:
             stay = overlap(visit, plan.warmup, until) / plan.window
@@ -265,10 +207,6 @@ def run(plan: Plan, folder: Path = DATA, say: Callable[[str], None] = lambda lin
     return {
         "openb": {name: {variant: fmean(all_) for variant, all_ in figures.items()} for name, figures in runs.items()},
         "openb_runs": runs,
-        "openb_cost": {
-            name: 1e6 * sum(one.seconds for one in outcomes) / sum(one.decisions for one in outcomes)
-            for name, outcomes in cost.items()
-        },
     }
 
 
@@ -286,12 +224,11 @@ def verdicts(means: Mapping[str, Mapping[str, float]]) -> list[tuple[str, bool]]
 def show(console: Console, result: Mapping[str, Any]) -> None:
     """The table and the bars."""
     table = Table(title="GPUs unallocated, mean over seeds and standard deviation between them")
-    for heading in ("policy", "at 100% demand", "steady at 110%", "CPU us a decision"):
+    for heading in ("policy", "at 100% demand", "steady at 110%"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for name, runs in result["openb_runs"].items():
         cells = [f"{fmean(all_):.2%} ± {stdev(all_) if len(all_) > 1 else 0:.2%}" for all_ in runs.values()]
-        cost = result["openb_cost"].get(name)
-        table.add_row(name, *cells, f"{cost:.0f}" if cost is not None else "")
+        table.add_row(name, *cells)
     console.print(table)
     for text, met in verdicts(result["openb"]):
         console.print(f"  {'met' if met else 'MISSED'}: {text}", style=None if met else "red")
@@ -302,9 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two seeds and a shorter steady state, under two minutes")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the trace")
-    parser.add_argument("--cpu", action="store_true", help="with the trace's CPU and host memory")
     options = parser.parse_args(arguments)
-    plan = replace(Plan(QUICK_SEEDS, QUICK_WARMUP, QUICK_WINDOW) if options.quick else Plan(), cpu=options.cpu)
+    plan = Plan(QUICK_SEEDS, QUICK_WARMUP, QUICK_WINDOW) if options.quick else Plan()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else CONSOLE_WIDTH)
     console.print_json(data=here(plan=asdict(plan)))
     try:

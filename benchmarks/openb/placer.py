@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from benchmarks.openb.fgd import Choice, PodPolicy
-from benchmarks.openb.pods import Node, Placement, Pod, Room, Slot
+from benchmarks.openb.pods import Node, Placement, Pod, Room
 from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.placement import Demand, PlacementPolicy
 
@@ -21,7 +21,7 @@ MAX_RANKINGS = 512  # demands whose scores are kept: a heap of all nodes each, a
 
 
 class _Ranking:
-    """The nodes one group of a pod fits on by score, as of a point in the log of changes."""
+    """The nodes a pod fits on by score, as of a point in the log of changes."""
 
     __slots__ = ("epoch", "heap", "position")
 
@@ -43,21 +43,12 @@ class Placer:
 
     def __init__(self, nodes: Sequence[Node], policy: PodPolicy) -> None:
         self._policy = policy
-        self._rooms: dict[str, Room] = {}
+        self._rooms = {node.node_id: Room(node, index) for index, node in enumerate(nodes)}
+        if len(self._rooms) < len(nodes):
+            raise ValueError("a node is there twice")
         self.rankings: dict[Pod, _Ranking] = {}
-        self._changes: list[str] = []  # node ids, oldest first
+        self._changes = list(self._rooms)  # node ids, oldest first
         self._dropped = 0  # changes forgotten from the front
-        self._added = 0
-        for node in nodes:
-            self.add_node(node)
-
-    def add_node(self, node: Node) -> None:
-        """A node is there, after all others in order. Raises ValueError when one of its id is."""
-        if node.node_id in self._rooms:
-            raise ValueError(f"node {node.node_id!r} is there twice")
-        self._rooms[node.node_id] = Room(node, self._added)
-        self._added += 1
-        self._changed(node.node_id)
 
     def nodes(self) -> list[Node]:
         """All nodes with what is free of them now."""
@@ -66,61 +57,20 @@ class Placer:
     def place(self, pod: Pod) -> Placement | None:
         """Where a pod goes; None: nowhere. Nothing is taken."""
         self._policy.seen(pod)
-        ranking = self._ranking(pod)
-        slots: list[Slot] = []
-        held: list[tuple[Room, list[int], Slot]] = []
-        try:
-            for _ in range(pod.groups):
-                top = self._top(ranking, pod)
-                if top is None:
-                    return None
-                room, slot = top
-                slots.append(slot)
-                if len(slots) < pod.groups:
-                    held.append((room, room.free, slot))
-                    self._hold(room, slot)
-        finally:
-            for room, free, slot in reversed(held):
-                room.free = free
-                room.cpu += slot.cpu_milli
-                room.memory += slot.memory_bytes
-                self._changed(room.node_id)
-        return Placement(tuple(slots))
+        top = self._top(self._ranking(pod), pod)
+        if top is None:
+            return None
+        return top.placement(pod, self._policy.choose(top, pod, top.eligible(pod))[1])
 
     def take(self, placement: Placement) -> None:
         """Raises ValueError when it does not fit (any more), KeyError for an unknown node; nothing has changed then."""
-        taken: list[Slot] = []
-        try:
-            for slot in placement.slots:
-                self._rooms[slot.node_id].take(slot)
-                taken.append(slot)
-        except (KeyError, ValueError):
-            for slot in taken:
-                self._rooms[slot.node_id].give_back(slot)
-            raise
-        for slot in placement.slots:
-            self._changed(slot.node_id)
+        self._rooms[placement.node_id].take(placement)
+        self._changed(placement.node_id)
 
     def give_back(self, placement: Placement) -> None:
         """Raises ValueError when it was not taken, KeyError for an unknown node; nothing has changed then."""
-        given: list[Slot] = []
-        try:
-            for slot in placement.slots:
-                self._rooms[slot.node_id].give_back(slot)
-                given.append(slot)
-        except (KeyError, ValueError):
-            for slot in given:
-                self._rooms[slot.node_id].take(slot)
-            raise
-        for slot in placement.slots:
-            self._changed(slot.node_id)
-
-    def _hold(self, room: Room, slot: Slot) -> None:
-        """Keep the devices of a group from the next ones of the same engine."""
-        room.free = [0 if i in slot.devices else free for i, free in enumerate(room.free)]
-        room.cpu -= slot.cpu_milli
-        room.memory -= slot.memory_bytes
-        self._changed(room.node_id)
+        self._rooms[placement.node_id].give_back(placement)
+        self._changed(placement.node_id)
 
     def _changed(self, node_id: str) -> None:
         self._changes.append(node_id)
@@ -136,8 +86,8 @@ class Placer:
             del self.rankings[next(iter(self.rankings))]
         return ranking
 
-    def _top(self, ranking: _Ranking, pod: Pod) -> tuple[Room, Slot] | None:
-        """The best place for one group, after a look at what changed."""
+    def _top(self, ranking: _Ranking, pod: Pod) -> Room | None:
+        """The best node, after a look at what changed."""
         stale: Iterable[str]
         if ranking.epoch != self._policy.epoch or ranking.position < self._dropped:
             stale = self._rooms
@@ -146,46 +96,19 @@ class Placer:
             stale = set(self._changes[ranking.position - self._dropped :])
         for node_id in stale:
             room = self._rooms[node_id]
-            eligible = room.eligible(pod) if room.holds(pod) else None
-            if eligible is None or len(eligible) < pod.ranks:
+            eligible = room.eligible(pod)
+            if len(eligible) < pod.ranks:
                 ranking.heap.discard(node_id)
             else:
                 ranking.heap.set(node_id, (self._policy.choose(room, pod, eligible)[0], room.index))
         ranking.epoch = self._policy.epoch
         ranking.position = self._dropped + len(self._changes)
         top = ranking.heap.peek()
-        if top is None:
-            return None
-        room = self._rooms[top[1]]
-        devices = self._policy.choose(room, pod, room.eligible(pod))[1]
-        return room, room.slot(pod, devices)
-
-
-class ByAmounts:
-    """What production's placement knows of a pod: Ray finds the nodes that have the CPU, the host memory and the GPU
-    model, the choice among them is by free amounts alone. A pod without a GPU is Ray's: best fit."""
-
-    def __init__(self, policy: PodPolicy, for_ray: PodPolicy) -> None:
-        self._policy = policy
-        self._for_ray = for_ray
-
-    @property
-    def epoch(self) -> int:
-        """That of the policy for pods with a GPU."""
-        return self._policy.epoch
-
-    def seen(self, pod: Pod) -> None:
-        """Learn from a pod with GPUs."""
-        if pod.ranks:
-            self._policy.seen(pod)
-
-    def choose(self, room: Room, pod: Pod, eligible: Sequence[int]) -> Choice:
-        """The devices of a room that the pod fits on."""
-        return (self._policy if pod.ranks else self._for_ray).choose(room, pod, eligible)
+        return None if top is None else self._rooms[top[1]]
 
 
 class Ours:
-    """Production's policy, for pods with a GPU."""
+    """Production's policy."""
 
     def __init__(self) -> None:
         self._policy = PlacementPolicy()
@@ -194,7 +117,7 @@ class Ours:
     def seen(self, pod: Pod) -> None:
         """Learn from a pod."""
         before = self._policy.workload
-        self._policy.observe(Demand(pod.ranks, pod.amount, pod.groups))
+        self._policy.observe(Demand(pod.ranks, pod.amount, 1))
         self.epoch += self._policy.workload is not before
 
     def choose(self, room: Room, pod: Pod, eligible: Sequence[int]) -> Choice:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.common.scaling_stack import MODEL
 from benchmarks.common.sse import AnswerReader, SseSplitter
+from benchmarks.common.workload import STREAMED, post
 
 LOW = "low"
 WHOLE_SHARE = 0.25  # of the answers: not streamed
@@ -34,9 +35,7 @@ class Question:
 
     def body(self) -> dict[str, Any]:
         body = {"model": MODEL, "prompt": self.prompt, "max_tokens": self.tokens, "ignore_eos": True, "temperature": 0}
-        if self.is_stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return body | {"priority": LOW}
+        return body | {"priority": LOW} | (STREAMED if self.is_stream else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +99,11 @@ def completion_of(body: bytes, *, is_stream: bool) -> Completion:
 async def fetch(url: str, key: str, question: Question, request_id: str) -> bytes:
     """The bytes of one response, from a connection of its own. Raises OSError."""
     where = urlsplit(url)
-    body = json.dumps(question.body()).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\nAuthorization: Bearer {key}\r\n"
-        f"X-Request-Id: {request_id}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        "Connection: close\r\n\r\n"
-    )
+    headers = {"x-request-id": request_id, "connection": "close"}
     pieces = list[bytes]()
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     try:
-        writer.write(head.encode() + body)
+        writer.write(post(where.netloc, "/v1/completions", key, question.body(), **headers))
         while piece := await reader.read(READ_BYTES):
             pieces.append(piece)
     finally:

@@ -20,21 +20,20 @@ import argparse
 import asyncio
 import random
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.batch_fill.figures import Counters, Window
-from benchmarks.batch_fill.load import poisson, run
+from benchmarks.batch_fill.figures import Window
+from benchmarks.batch_fill.load import poisson
+from benchmarks.batch_fill.windows import Watched
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.priority import clients_first
-from benchmarks.common.run import CONSOLE_WIDTH
+from benchmarks.common.run import CONSOLE_WIDTH, figures_or_exit
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from benchmarks.preemption.figures import (
     EXTRA_MS,
@@ -57,7 +56,6 @@ FULL_SHARE = 0.9  # of the slots: the engine is full
 # until it is, and until nothing runs, at most
 FULL_S = 30.0
 IDLE_S = 60.0
-POLL_S = 0.25
 BLOCK_TOKENS = 32  # of vLLM's KV blocks, near a GPU's 16; its own choice on a CPU, 128, is what no GPU has
 UNDISTURBED_AT_ONCE = 8  # so that they take seconds; fewer than slots, so that none is stopped or waits
 
@@ -92,17 +90,15 @@ SHAPES = {
 }
 
 
-def configuration(
-    engine: str, shape: Shape, guard_slots_share: float = 0.0, block_size: int = BLOCK_TOKENS
-) -> dict[str, Any]:
-    """Defaults, but for the engine and the guard slots; `block_size`: tokens, vLLM's."""
+def configuration(engine: str, shape: Shape) -> dict[str, Any]:
+    """Defaults, but for the engine and the guard slots."""
     model: dict[str, Any] = {"name": MODEL, "engine": engine, "max_num_seqs": shape.slots}
     if engine == REAL:
         model |= {"path": "tiny", "dtype": "float32", "max_model_len": 2048, "kv_cache_gb": 0.25}
-        model |= {"extra_engine_args": {"block_size": block_size}}
+        model |= {"extra_engine_args": {"block_size": BLOCK_TOKENS}}
     else:
         model |= {"simulated": {"decode_step_s": STEP_S, "kv_cache_tokens": 1_000_000}}
-    return {"models": [model], "admission": {"guard_slots_share": guard_slots_share}}
+    return {"models": [model], "admission": {"guard_slots_share": 0.0}}
 
 
 class Measurement:
@@ -123,6 +119,7 @@ class Measurement:
         right: dict[int, Completion],
     ) -> None:
         self._stage = stage
+        self._watched = Watched(stage)
         self._shape = shape
         self._window_s = window_s
         self._right = right
@@ -143,26 +140,21 @@ class Measurement:
         return result(self.alone, self.beside, self.rounds, self._right)
 
     async def _window(self, seed: int) -> Window:
-        """`high` for a ramp and a window; the answers to those who came in the window."""
+        """`high` for a ramp and a window."""
         shape = self._shape
         planned = poisson(seed, shape.high_per_s, RAMP_S + self._window_s, high=1.0)
-        load = asyncio.create_task(run(self._stage, planned, shape.high_tokens, stream=True))
-        await asyncio.sleep(RAMP_S)
-        before = await asyncio.to_thread(self._counters)
-        await asyncio.sleep(self._window_s)
-        after = await asyncio.to_thread(self._counters)
-        answers = await load
-        return Window([one for one in answers if one.at_s >= RAMP_S], before, after)
+        return await self._watched.window(planned, shape.high_tokens, RAMP_S, self._window_s, stream=True)
 
     async def _beside(self, seed: int) -> None:
         """The same while `low` holds every slot."""
-        before = TokenCounters.of(await asyncio.to_thread(self._metrics))
+        full = FULL_SHARE * self._shape.slots
+        before = TokenCounters.of(await asyncio.to_thread(self._watched.metrics))
         self._low.start()
-        await self._until(lambda: self._running() >= FULL_SHARE * self._shape.slots, FULL_S, "every slot is taken")
+        await self._watched.until_running(lambda running: running >= full, FULL_S, "every slot is taken")
         self.beside.append(await self._window(seed))
         answers = await self._low.stop()
-        await self._until(lambda: not self._running(), IDLE_S, "nothing runs")
-        computed = TokenCounters.of(await asyncio.to_thread(self._metrics)).since(before)
+        await self._watched.until_running(lambda running: not running, IDLE_S, "nothing runs")
+        computed = TokenCounters.of(await asyncio.to_thread(self._watched.metrics)).since(before)
         preempted = await asyncio.to_thread(lambda: {one.request_id: self._preempted(one) for one in answers})
         self.rounds.append(LowRound(answers, preempted, computed))
 
@@ -170,28 +162,6 @@ class Measurement:
         """How often a request was stopped, by its receipt."""
         receipt = self._stage.get(f"/admin/requests/{answer.request_id}")
         return int(receipt.json()["preempted"]) if receipt.status_code == 200 else 0
-
-    async def _until(self, holds: Callable[[], bool], bound_s: float, expected: str) -> None:
-        deadline = time.monotonic() + bound_s
-        while not await asyncio.to_thread(holds):
-            if time.monotonic() > deadline:
-                raise BenchmarkError(f"{expected}: not within {bound_s:g} s")
-            await asyncio.sleep(POLL_S)
-
-    def _running(self) -> float:
-        """Sequences of a step in the engine, over some steps."""
-        first = self._counters()
-        time.sleep(POLL_S)  # of some steps
-        return self._counters().sequences_since(first)
-
-    def _counters(self) -> Counters:
-        return Counters.of(self._metrics(), time.monotonic())
-
-    def _metrics(self) -> str:
-        answer = self._stage.get("/metrics")
-        if answer.status_code != 200:
-            raise BenchmarkError(f"/metrics: {answer.status_code} {answer.text[:200]}")
-        return answer.text
 
 
 def _tell(console: Console, number: int, name: str, window: Window, more: str = "") -> None:
@@ -227,8 +197,6 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="short windows, about two minutes in all")
     parser.add_argument("--engine", choices=(SIMULATED, REAL), default=REAL)
     parser.add_argument("--window", type=float, help="seconds")
-    parser.add_argument("--guard-slots-share", type=float, default=0.0, help="admission.guard_slots_share")
-    parser.add_argument("--block-size", type=int, default=BLOCK_TOKENS, help="tokens of vLLM's KV blocks [%(default)s]")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
 
@@ -252,28 +220,23 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else CONSOLE_WIDTH)
     shape = SHAPES[options.engine]
     window_s = options.window or (QUICK_WINDOW_S if options.quick else WINDOW_S)
-    guard = options.guard_slots_share
     conditions = here(
         seed=options.seed,
         engine=options.engine,
         window_s=window_s,
-        guard_slots_share=guard,
         shape=asdict(shape),
-        block_size=options.block_size,
+        block_size=BLOCK_TOKENS,
     )
     console.print(conditions)
     keys = [f"sk-{random.SystemRandom().getrandbits(128):032x}" for _ in range(shape.clients + 1)]
     tenants = [{"key": key, "tenant": f"low{number}"} for number, key in enumerate(keys)]
-    try:
-        with (
-            stack(configuration(options.engine, shape, guard, options.block_size), tenants) as stage,
-            clients_first() as is_first,
-        ):
-            console.print(f"clients run before the servers: {is_first}", highlight=False)
-            found = asyncio.run(_measured(stage, keys, shape, window_s, options.seed, console))
-    except BenchmarkError as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
+    with (
+        figures_or_exit(console),
+        stack(configuration(options.engine, shape), tenants) as stage,
+        clients_first() as is_first,
+    ):
+        console.print(f"clients run before the servers: {is_first}", highlight=False)
+        found = asyncio.run(_measured(stage, keys, shape, window_s, options.seed, console))
     console.print(table_of(found))
     write_json({**found, "met": verdicts(found), "conditions": conditions})
     return 1 if found["failed"] or found["wrong"] else 0

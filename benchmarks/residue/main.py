@@ -38,21 +38,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.common.output import write_json
 from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
-from serve_app.batch import storage_at
 from serve_app.core.receipts import Receipts
-from serve_app.http import api, app, cluster_calls, console, keyed, stored_keys
-from serve_app.router import (
-    ClusterSources,
-    LimitClient,
-    ModelRouter,
-    QueueClient,
-    RouterMetrics,
-    Scrape,
-    SessionClient,
-    UsageReporter,
-)
+from serve_app.router import LimitClient, ModelRouter, QueueClient, RouterMetrics, UsageReporter
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
-from serve_app.store import Store
+from tests.fakes.asgi_client import router_app
 
 MODEL = "simulated"
 REQUESTS = 1_000_000
@@ -150,7 +139,8 @@ class Router:
                 self._model, self.engines, self._settings.admission, "router", 1, shared
             )
             await shared.start()
-            self._edge = self._app(shared)
+            self._edge = router_app(self._settings, self._models, self.metrics, LimitClient(shared), usage=self.usage)
+            self.receipts = self._edge.parts.receipts
             names = [await self._engine(quota) for _ in range(REPLICAS)]
             await router.start()
             before = asyncio.all_tasks()
@@ -162,23 +152,6 @@ class Router:
                 await router.close()
                 await shared.stop()
                 await self.engines.end()
-
-    def _app(self, shared: QueueClient) -> app.RouterApp:
-        scrape = Scrape(
-            "router", self.metrics, self._models, _away, ClusterSources(_away, _away, _away, _away, dict, lambda: 1)
-        )
-        local = api.LocalRoutes(self._models, scrape.everywhere, _away, _away)
-        sessions = SessionClient(_away, {})
-        limits = LimitClient(shared)
-        runs = keyed.KeyedRuns("router", _away, _NoOther(), lambda: None)
-        store = Store(_away)
-        follower = stored_keys.KeyFollower(None, _away, lambda _: store)
-        follower.stored.replace(0, [])
-        lane = api.BatchLane(lambda: store.batches, lambda: storage_at(None))
-        own = self._models, self.metrics, bytes(32), sessions, local, self.receipts
-        live = console.LiveSources("router", frozenset, dict, _away, _away, _away, _away, _away)
-        parts = api.RouterParts(*own, limits, self.usage, runs, follower, lane, cluster_calls.RayCalls(_away), live)
-        return app.RouterApp(self._settings, parts)
 
     async def _ask_all(self, quota: NearQuota, names: list[str], until: float) -> None:
         callers = [asyncio.create_task(self._caller(until)) for _ in range(CALLERS)]
@@ -282,16 +255,6 @@ class Router:
                 if sample.name == "serve_app_requests_total":
                     found[sample.labels["outcome"]] += int(sample.value)
         return dict(found)
-
-
-class _NoOther:
-    """No router replica to copy an answer to."""
-
-    def names(self) -> frozenset[str]:
-        return frozenset()
-
-    async def call(self, replica_id: str, method: str, *_: Any) -> Any:
-        raise ConnectionError(f"there is no {replica_id} to call {method} of")
 
 
 async def _away(*_: Any) -> Any:

@@ -2,6 +2,8 @@
 
 A call awaits the replica's coroutine, and the channel is a connection on loopback, so a request costs no more than the
 router's and the engine replica's own work. A replica that is lost ends its connections and is never heard of again.
+The engines are production's simulated ones, and not those of `autoscaling.simulator`: what is measured is the memory
+that the real router and replica keep of each request, which a world in virtual time has not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The quota actor in the router's own process: `GpuMemoryQuota` as it is, with a store and devices that are at hand.
 
 What routers and engines say to it is not copied and crosses no border, so a request costs what the actor's own work
-is. Engines say every `ENGINE_HEARTBEAT_S` that they are there, as real ones do.
+is. Engines say every `ENGINE_HEARTBEAT_S` that they are there, as real ones do. It is no world of its own: the actor is
+production's, whose memory is measured.
 """
 
 from __future__ import annotations

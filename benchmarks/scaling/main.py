@@ -10,15 +10,15 @@ Where the moments come from:
   sampling of the routers' numbers, the look-back, `upscale_delay_s` (in the conditions) and a turn of the controller.
 - placement: from then to the first look in which a new replica's process is there (it has a node).
 - engine start: from then to the first look at the engines' own figures in which a new one runs a request.
-- idle drain: from the look with the lower target to the one in which the replicas that leave have ended.
 
-Invariant: a cycle with a failed request or with a count that is not that of the requests ends the run with exit code 1.
+That the count of requests is right and an idle drain short is held by `tests/e2e/test_scaling.py`.
+
+Invariant: a cycle with a failed request ends the run with exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import sys
 import time
@@ -32,6 +32,7 @@ from rich.table import Table
 from benchmarks.common import conditions
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.output import write_json
+from benchmarks.common.run import figures_or_exit
 from benchmarks.common.scaling_stack import MODEL, WORK_POLL_S, Clients, Stage, stack
 from benchmarks.scaling.flapping import flapping
 from benchmarks.scaling.linear import linear
@@ -41,11 +42,8 @@ ROUTERS = 3
 REPLICAS = 3
 TARGET = 8  # requests a replica: as many as an engine runs at once here, so that what is beyond them waits
 BURST = REPLICAS * TARGET  # clients that ask without pause: what three replicas are wanted for
-COUNTED = 6  # requests whose count is looked at: fewer than one replica is wanted for
 CYCLES = 3  # of a full run: a median, and what the others differ from it by
 BOUND_S = 300.0  # of any one step: two engines start beside a busy third one on two cores
-COUNTED_TOKENS = {"vllm": 6000, "simulated": 1500}  # of each of them: 15 s, far longer than they are looked at
-COUNT_S = 3.0  # for which the count must not change: several samples of each router
 SCALE = {
     "min_replicas": 0,
     "max_replicas": REPLICAS,
@@ -71,22 +69,11 @@ class Rise:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """The fewest and the most that were seen of COUNTED requests, and what was seen of none."""
-
-    fewest: int
-    most: int
-    idle: int
-
-
-@dataclass(frozen=True, slots=True)
 class Cycle:
     """What one cycle measured, seconds and counts."""
 
     extra: Rise
     from_zero: Rise
-    idle_drain_s: float
-    counted: Counted
     running: tuple[int, ...]  # numbers of running replicas, in the order they were seen
     answered: int
     failures: tuple[str, ...]
@@ -106,17 +93,16 @@ def configuration(engine: str) -> dict[str, Any]:
 class Measurement:
     """The steps of a cycle on a running stack."""
 
-    def __init__(self, stage: Stage, watch: Watch, tokens: int, counted_tokens: int, console: Console) -> None:
+    def __init__(self, stage: Stage, watch: Watch, tokens: int, console: Console) -> None:
         self._stage = stage
         self._watch = watch
         self._console = console
         self._tokens = tokens
-        self._counted_tokens = counted_tokens
 
     def warm(self) -> None:
         """A first replica, whose start reads cold files and is not measured."""
-        if self._stage.ask(5).status_code != 200:
-            raise BenchmarkError("the first request was not answered")
+        if failure := self._stage.ask(5):
+            raise BenchmarkError(f"the first request was not answered: {failure}")
         self._until(lambda look: len(look.running) == 1, "one replica")
 
     def cycle(self) -> Cycle:
@@ -124,18 +110,17 @@ class Measurement:
         before = self._until(lambda look: len(look.running) == 1 == len(look.replicas), "one replica")
         clients = Clients(self._stage, BURST, self._tokens)
         extra = self._rise(clients.start(), before, REPLICAS)
-        drain_s = self._drain(clients.finish())
-        counted, more = self._count()
+        clients.finish()
         self._until(lambda look: look.target == 0 and not look.replicas, "no replica")
         last = Clients(self._stage, 1, self._tokens)
         none = self._until(lambda look: not look.replicas, "no replica")
         from_zero = self._rise(last.once(), none, 1)
         last.finish()
-        everybody = (clients, more, last)
+        everybody = (clients, last)
         running = [len(look.running) for look in self._watch.looks(MODEL) if look.at >= began]
         steps = tuple(n for index, n in enumerate(running) if not index or running[index - 1] != n)
         failures = tuple(failure for one in everybody for failure in one.failures)
-        return Cycle(extra, from_zero, drain_s, counted, steps, sum(one.answered for one in everybody), failures)
+        return Cycle(extra, from_zero, steps, sum(one.answered for one in everybody), failures)
 
     def _rise(self, asked: float, before: Look, wanted: int) -> Rise:
         """From a demand to the first new replica that works; returns once `wanted` replicas do."""
@@ -161,34 +146,6 @@ class Measurement:
             time.sleep(WORK_POLL_S)
         raise BenchmarkError(f"not within {BOUND_S:g} s: {count} new replicas at work, seen {len(seen)}")
 
-    def _count(self) -> tuple[Counted, Clients]:
-        """What is counted while exactly COUNTED requests run, and 0 before and after."""
-        self._until(lambda look: look.ongoing == 0 == look.waiting, "no request")
-        clients = Clients(self._stage, COUNTED, self._counted_tokens)
-        clients.once()
-        self._until(lambda look: _total(look) >= COUNTED, "the requests counted")
-        began = time.monotonic()
-        self._until(lambda look: look.at > began + COUNT_S, "looks", began)
-        if clients.idle:
-            raise BenchmarkError("a request ended while they were counted")
-        seen = [_total(look) for look in self._watch.looks(MODEL) if look.at > began]
-        clients.finish()
-        idle = self._until(lambda look: look.ongoing == 0 == look.waiting, "no request")
-        return Counted(min(seen), max(seen), _total(idle)), clients
-
-    def _drain(self, silent_since: float) -> float:
-        """The longest of the idle drains down to one replica."""
-        self._until(lambda look: look.target == 1 == len(look.replicas), "one replica left", silent_since)
-        drains: list[float] = []
-        looks = [look for look in self._watch.looks(MODEL) if look.at >= silent_since]
-        for previous, look in itertools.pairwise(looks):
-            if look.target < previous.target:
-                gone = next(one for one in looks if one.at >= look.at and len(one.replicas) <= look.target)
-                drains.append(gone.at - look.at)
-        if not drains:
-            raise BenchmarkError("the replicas that leave began to leave before the last request had ended")
-        return max(drains)
-
     def _until(self, condition: Callable[[Look], bool], expected: str, since: float | None = None) -> Look:
         try:
             return self._watch.until(MODEL, condition, BOUND_S, since)
@@ -196,25 +153,16 @@ class Measurement:
             raise BenchmarkError(f"{expected}: {error}") from None
 
 
-def _total(look: Look) -> int:
-    return (look.ongoing or 0) + (look.waiting or 0)
-
-
 def result(cycles: Sequence[Cycle]) -> dict[str, Any]:
     """The object of the last line: medians over the cycles, and all of them."""
     extra = [cycle.extra.as_json() for cycle in cycles]
     from_zero = [cycle.from_zero.as_json() for cycle in cycles]
-    seen = sorted({n for cycle in cycles for n in (cycle.counted.fewest, cycle.counted.most)})
-    idle = max(cycle.counted.idle for cycle in cycles)
     return {
         "failed": sum(len(cycle.failures) for cycle in cycles),
         "answered": sum(cycle.answered for cycle in cycles),
         "replicas_seen": [list(cycle.running) for cycle in cycles],
         "first_extra_replica_s": medians(extra) | {"cycles": extra},
         "from_zero_s": medians(from_zero) | {"cycles": from_zero},
-        "idle_drain_s": round(statistics.median(cycle.idle_drain_s for cycle in cycles), 2),
-        "idle_drains_s": [round(cycle.idle_drain_s, 2) for cycle in cycles],
-        "ongoing_true": {"requests": COUNTED, "seen": seen, "idle": idle, "exact": seen == [COUNTED] and not idle},
     }
 
 
@@ -231,7 +179,6 @@ def table(figures: dict[str, Any]) -> Table:
     ):
         totals = ", ".join(f"{cycle['total']:.1f}" for cycle in figures[key]["cycles"])
         made.add_row(title, *(f"{figures[key][step]:.1f}" for step in STEPS), totals)
-    made.add_row("idle drain, three routers", f"{figures['idle_drain_s']:.1f}", "", "", "", "")
     return made
 
 
@@ -260,11 +207,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main_of_comparison(compared: Callable[[Callable[[str], None]], dict[str, Any]], console: Console) -> int:
-    try:
+    with figures_or_exit(console):
         figures = compared(console.print)
-    except BenchmarkError as error:
-        console.print(f"no figure: {error}", markup=False)
-        return 1
     write_json(figures | {"conditions": conditions.here(engine="simulated")})
     return 0
 
@@ -276,20 +220,17 @@ def main(arguments: Sequence[str]) -> int:
         return main_of_comparison(linear if chosen.linear else flapping, console)
     run_conditions = facts(chosen.engine, chosen.tokens, chosen.cycles)
     console.print_json(data=run_conditions)
-    try:
-        with (
-            stack(configuration(chosen.engine)) as stage,
-            Watch(stage.cluster.environment(), [MODEL]) as watch,
-        ):
-            measurement = Measurement(stage, watch, chosen.tokens, COUNTED_TOKENS[chosen.engine], console)
-            measurement.warm()
-            cycles = [measurement.cycle() for _ in range(chosen.cycles)]
-    except BenchmarkError as error:
-        console.print(f"no figure: {error}", markup=False)
-        return 1
+    with (
+        figures_or_exit(console),
+        stack(configuration(chosen.engine)) as stage,
+        Watch(stage.cluster.environment(), [MODEL]) as watch,
+    ):
+        measurement = Measurement(stage, watch, chosen.tokens, console)
+        measurement.warm()
+        cycles = [measurement.cycle() for _ in range(chosen.cycles)]
     figures = result(cycles)
     for failure in {failure for cycle in cycles for failure in cycle.failures}:
         console.print(f"failed: {failure}", markup=False)
     console.print(table(figures))
     write_json(figures | {"conditions": run_conditions})
-    return 1 if figures["failed"] or not figures["ongoing_true"]["exact"] else 0
+    return 1 if figures["failed"] else 0

@@ -13,11 +13,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
-from benchmarks.common.looks import look_until_input_ends
-from serve_app.cluster.local import RemoteDriver
+from benchmarks.common.looks import LookingChild, look_until_input_ends
 
 PERIOD_S = 0.1  # a look costs the controller about 2 ms
 
@@ -62,22 +60,13 @@ def first(looks: Sequence[Look], since: float, condition: Callable[[Look], bool]
     return next((look for look in looks if look.at >= since and condition(look)), None)
 
 
-class Watch:
+class Watch(LookingChild):
     """The looks at the application since the start. Use as a context manager."""
 
     def __init__(self, environment: Mapping[str, str], models: Sequence[str]) -> None:
-        order = {"environment": dict(environment), "models": list(models)}
+        super().__init__("benchmarks.scaling.watch", environment, models=list(models))
         self._looks: dict[str, list[Look]] = {model: [] for model in models}
         self._over = False
-        self._child = RemoteDriver(order, module="benchmarks.scaling.watch")
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._child.close()
 
     def looks(self, model: str) -> list[Look]:
         """All looks at a model, oldest first."""
@@ -116,11 +105,9 @@ class Watch:
         return True
 
 
-def main() -> int:
-    return look_until_input_ends(
-        lambda application, order: {"models": application.application_status(order["models"])["models"]}, PERIOD_S
-    )
+def look(application: Any, order: dict[str, Any]) -> dict[str, Any]:
+    return {"models": application.application_status(order["models"])["models"]}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(look_until_input_ends(look, PERIOD_S))

@@ -16,7 +16,6 @@ import msgspec
 import psutil
 
 from benchmarks.common.arms import ENGINE_VARIABLES, ROOT, BenchmarkError
-from benchmarks.common.gpu_use import GpuUse
 from benchmarks.strategies.orders import OpenRun, Ran, Started
 from benchmarks.strategies.workload import MAX_MODEL_LEN
 
@@ -64,10 +63,8 @@ class EngineProcess:
 
     def run(self, order: OpenRun) -> Ran:
         """BenchmarkError: the process has ended; its last words are in it."""
-        with GpuUse() as gpu:
-            self._write(order)
-            ran = self._read(Ran)
-        return msgspec.structs.replace(ran, gpu_share=gpu.share)
+        self._write(order)
+        return self._read(Ran)
 
     def end(self) -> None:
         """Returns when the process and the engine's are gone."""

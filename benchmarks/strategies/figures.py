@@ -6,7 +6,7 @@ Invariant: a request counts for speed and latency if its answer is whole; refuse
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
@@ -17,8 +17,6 @@ from benchmarks.strategies.orders import Ended, Ran, Row
 from serve_app.core.batching import padding_ratio
 
 MS = 1000.0
-HOUR_S = 3600.0
-MILLION = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +30,6 @@ class Figures:
         batch_mean: requests of a batch; without batches: of a step.
         slot_use: slot-steps that made a token, over the engine's steps x slots.
         success_share: whole answers over requests offered.
-        write_up_ms: latency as the write-ups have it: the time of a batch over its requests, the mean over batches;
-            without batches: the time of the run over its requests.
         started_wait_ms: mean time of a request before the engine got it.
         foreign_cores: cores that the machine's other processes used meanwhile.
     """
@@ -48,7 +44,6 @@ class Figures:
     batch_mean: float
     slot_use: float
     success_share: float
-    write_up_ms: float
     started_wait_ms: float
     foreign_cores: float
 
@@ -82,14 +77,10 @@ def figures_of(ran: Ran, slots: int, in_batches: bool) -> Figures:
     tokens = sum(row.output for row in done)
     padding = 0.0
     size = tokens / max(1, ran.steps)
-    write_up_s = ran.wall_s / len(done)
     if in_batches:
         batches = batches_of(ran.rows)
         padding = fmean(padding_ratio([row.output for row in batch]) for batch in batches)
         size = fmean(map(len, batches))
-        write_up_s = fmean(
-            (max(row.ended_s for row in batch) - batch[0].started_s) / len(batch) for batch in batches
-        )  # fmt: skip
     return Figures(
         tokens_per_s=tokens / ran.wall_s,
         requests_per_s=len(done) / ran.wall_s,
@@ -101,7 +92,6 @@ def figures_of(ran: Ran, slots: int, in_batches: bool) -> Figures:
         batch_mean=size,
         slot_use=tokens / max(1, ran.steps * slots),
         success_share=len(done) / len(ran.rows),
-        write_up_ms=write_up_s * MS,
         started_wait_ms=fmean(row.started_s - row.arrived_s for row in done) * MS,
         foreign_cores=ran.foreign_s / ran.wall_s,
     )
@@ -110,15 +100,6 @@ def figures_of(ran: Ran, slots: int, in_batches: bool) -> Figures:
 def medians(rounds: Sequence[Figures]) -> Figures:
     """Each figure's median over rounds."""
     return Figures(**{name: median(asdict(one)[name] for one in rounds) for name in asdict(rounds[0])})
-
-
-def cost_per_million(tokens_per_s: float, price_per_hour: float) -> float:
-    """Of output tokens, in the price's currency."""
-    return price_per_hour / (tokens_per_s * HOUR_S) * MILLION
-
-
-def cheapest(by_name: Mapping[str, Figures]) -> str:
-    return max(by_name, key=lambda name: by_name[name].tokens_per_s)
 
 
 def slots_of(rows: Iterable[Row]) -> list[tuple[int, Row]]:

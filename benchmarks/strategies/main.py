@@ -28,10 +28,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
-from benchmarks.common.run import CONSOLE_WIDTH
+from benchmarks.common.run import CONSOLE_WIDTH, figures_or_exit
 from benchmarks.common.stage import on_terminate
 from benchmarks.common.traces import DATA, TraceMissingError
 from benchmarks.strategies import report
@@ -49,7 +48,6 @@ ROUNDS = 3
 QUICK_ROUNDS = 2
 LOAD_S = 10.0
 QUICK_LOAD_S = 5.0
-PRICE_PER_HOUR = 2.0  # of a GPU, in the middle of what clouds ask
 
 
 def run(given: argparse.Namespace, lengths: Sequence[Lengths], console: Console) -> dict[str, Any]:
@@ -61,8 +59,8 @@ def run(given: argparse.Namespace, lengths: Sequence[Lengths], console: Console)
         found = offline(engine, chosen, lengths, given.requests, given.seeds, SLOTS, console.print)
         capacity = found.figures[CONTINUOUS].requests_per_s
         loaded = under_load(engine, lengths, capacity, given.load_s, SLOTS, given.seed, console.print)
-    result = report.headline(found, loaded, given.price_per_hour)
-    report.show_headline(console, result, found.figures, given.price_per_hour)
+    result = report.headline(found, loaded)
+    report.show_headline(console, result, found.figures)
     if given.plot is not None:
         panels = {name: (found.rounds[0].rows[name], found.figures[name].slot_use) for name in (STATIC, CONTINUOUS)}
         plot(panels, SLOTS, given.plot)
@@ -81,7 +79,6 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=float, help="of the steady load")
     parser.add_argument("--seed", type=int, default=1, help="of the first round; the next one has the next")
-    parser.add_argument("--price-per-hour", type=float, default=PRICE_PER_HOUR, help="of the machine, in any currency")
     parser.add_argument("--data", type=Path, default=DATA, help="where the trace is")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="the slots' timeline, static and continuous")
     given = parser.parse_args(arguments)
@@ -106,10 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     conditions = here(engine=given.engine, slots=SLOTS, requests=given.requests, seeds=given.seeds,
                       max_model_len=MAX_MODEL_LEN, load_s=given.load_s)  # fmt: skip
     console.print_json(json.dumps(conditions))
-    try:
+    with figures_or_exit(console):
         result = run(given, lengths, console)
-    except BenchmarkError as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        return 1
     write_json({**result, "conditions": conditions})
     return 0

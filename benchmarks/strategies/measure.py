@@ -40,7 +40,6 @@ class Round:
     figures: dict[str, Figures] = field(default_factory=dict)
     sizes: dict[str, list[int]] = field(default_factory=dict)  # of the batches, in order
     rows: dict[str, list[Row]] = field(default_factory=dict)
-    gpu_shares: dict[str, float | None] = field(default_factory=dict)  # by strategy; None: not measured
 
     def ratio(self, of: Callable[[Figures], float]) -> float:
         """Continuous over static."""
@@ -60,16 +59,6 @@ class Offline:
 
     def median(self, of: Callable[[Round], float]) -> float:
         return median(of(one) for one in self.rounds)
-
-    @property
-    def gpu_shares(self) -> dict[str, float | None]:
-        """Medians by strategy; None: not measured in every round."""
-        found: dict[str, float | None] = {}
-        for name in self.rounds[0].gpu_shares:
-            shares = [one.gpu_shares[name] for one in self.rounds]
-            measured = [share for share in shares if share is not None]
-            found[name] = median(measured) if len(measured) == len(shares) else None
-        return found
 
     @property
     def step_s(self) -> dict[int, float]:
@@ -140,7 +129,6 @@ def offline(
             ran = whole(engine.run(OpenRun(strategy, at_once(lengths), seed)))
             found = measured.figures[strategy.name] = figures_of(ran, slots, has_batches(strategy))
             measured.rows[strategy.name] = ran.rows
-            measured.gpu_shares[strategy.name] = ran.gpu_share
             if has_batches(strategy):
                 measured.sizes[strategy.name] = [len(batch) for batch in batches_of(ran.rows)]
             tell(f"  round {number + 1}: {strategy.name:18s} {found.tokens_per_s:7.0f} tokens/s, "

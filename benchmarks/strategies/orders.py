@@ -46,15 +46,13 @@ class Row(msgspec.Struct, array_like=True):
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """A run. `steps` of the engine, CPU seconds of all its processes, and of the machine's others, in it. `gpu_share`:
-    of the time in which a kernel ran, by NVML; None: not measured."""
+    """A run. `steps` of the engine, CPU seconds of all its processes, and of the machine's others, in it."""
 
     rows: list[Row]
     wall_s: float
     steps: int
     cpu_s: float
     foreign_s: float = 0.0
-    gpu_share: float | None = None
 
 
 class Started(msgspec.Struct, frozen=True):

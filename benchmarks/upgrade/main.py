@@ -21,13 +21,11 @@ import itertools
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import requests
 from rich.console import Console
 from rich.table import Table
 
@@ -35,7 +33,7 @@ import serve_app
 from benchmarks.common import conditions
 from benchmarks.common.output import write_json
 from benchmarks.common.processes import title_of
-from benchmarks.common.scaling_stack import DEPLOY_S, MODEL, REQUEST_TIMEOUT_S, Stage, stack
+from benchmarks.common.scaling_stack import DEPLOY_S, MODEL, Clients, Stage, stack
 from serve_app.engine import ensure_tiny_model
 from serve_app.names import DISTRIBUTION, RELEASE
 
@@ -49,58 +47,10 @@ NEXT_RELEASE = f"{RELEASE}.post1"
 REPLICAS = {"max_surge_percent": 100}
 
 
-class Clients:
-    """Clients without pause; `answered` and `failures` count requests, `at` holds the moments at which tokens came."""
-
-    def __init__(self, stage: Stage, count: int) -> None:
-        self._stage = stage
-        self._over = threading.Event()
-        self.answered = 0
-        self.failures = list[str]()
-        self.at: list[float] = [time.monotonic()]
-        self._threads = [threading.Thread(target=self._run, args=(bool(n % 2),), daemon=True) for n in range(count)]
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def longest_gap_s(self, since: float, until: float) -> float:
-        """The longest time without a token in this span."""
-        moments = [since, *(at for at in sorted(self.at) if since < at < until), until]
-        return max(later - earlier for earlier, later in itertools.pairwise(moments))
-
-    def _run(self, stream: bool) -> None:
-        while not self._over.is_set():
-            try:
-                failure = self._ask(stream)
-            except requests.RequestException as error:
-                failure = f"{type(error).__name__}: {error}"
-            if failure is None:
-                self.answered += 1
-            else:
-                self.failures.append(failure)
-
-    def _ask(self, stream: bool) -> str | None:
-        """One request; how it failed."""
-        body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True}
-        with requests.post(
-            f"{self._stage.cluster.url}/v1/completions",
-            json=body | {"stream": stream},
-            headers={"Authorization": f"Bearer {self._stage.key}", "Connection": "close"},
-            stream=True,
-            timeout=REQUEST_TIMEOUT_S,
-        ) as answer:
-            lines = []
-            for line in answer.iter_lines():
-                if line and answer.status_code == 200 and not line.startswith(b":"):
-                    self.at.append(time.monotonic())
-                lines.append(line)
-        text = b"\n".join(lines).decode(errors="replace").strip()
-        whole = answer.status_code == 200 and (not stream or text.endswith("data: [DONE]"))
-        return None if whole else f"{answer.status_code} {text[-300:]}"
+def longest_gap_s(at: Sequence[float], since: float, until: float) -> float:
+    """The longest time without a token in this span. `at`: the moments at which tokens came."""
+    moments = [since, *(one for one in sorted(at) if since < one < until), until]
+    return max(later - earlier for earlier, later in itertools.pairwise(moments))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -201,7 +151,7 @@ def run(upgrade: Upgrade, steps: Sequence[tuple[str, Callable[[], dict[str, Any]
         after = upgrade.processes()
         replaced = tuple(sorted(title for title in before if after.get(title) != before[title]))
         failures = len(clients.failures) - failed
-        gap_s = clients.longest_gap_s(began, time.monotonic())
+        gap_s = longest_gap_s(clients.at, began, time.monotonic())
         count = clients.answered - answered + failures
         done.append(Step(name, took_s, gap_s, count, failures, replaced, str(state.get("state"))))
     return done
@@ -225,7 +175,8 @@ def main(arguments: Sequence[str]) -> int:
         other, bad = changes_of(options.engine, folder)
         config = configuration(options.engine, "tiny")
         with stack(config, environment={"PYTHONPATH": str(site)}) as stage:
-            clients = Clients(stage, count)
+            clients = Clients(stage, count, TOKENS, has_streams=True)
+            clients.start()
             upgrade = Upgrade(stage, site, config, clients)
             time.sleep(rest_s)  # bound: rest_s; the load before the first change
 
@@ -240,7 +191,7 @@ def main(arguments: Sequence[str]) -> int:
                 ("bad model", lambda: upgrade.deploy(**bad)),
             )
             done = run(upgrade, steps, rest_s)
-            clients.stop()
+            clients.finish()
             left = upgrade.processes()
     return _report(console, done, clients, left, found)
 

@@ -28,7 +28,6 @@ __all__ = [
     "HttpRequest",
     "api",
     "app",
-    "cluster_calls",
     "console",
     "deployment",
     "error_response",
@@ -39,6 +38,5 @@ __all__ = [
     "read_events",
     "read_head",
     "require_known",
-    "stored_keys",
     "tokens",
 ]

@@ -18,4 +18,14 @@ def test_each_case_keeps_its_line_long_and_its_replicas_busy(monkeypatch: pytest
         assert found["longest_collection_us"] >= 0
         assert found["decisions_per_s"] > 0
         assert found["decisions_per_cpu_s"] > 0
-        assert set(found["by_event"]) == set(admission.EVENT_WEIGHTS)
+        assert set(found["by_event"]) == {*admission.EVENT_WEIGHTS, admission.STOP}
+        assert found["stops"] == 0
+
+
+def test_with_preemption_low_requests_stop_and_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, small in (("REPLICAS", 5), ("WAITING", 200), ("TENANTS", 20), ("SLOTS", 16)):
+        monkeypatch.setattr(admission, name, small)
+    found = admission.measure(admission.WITH_PREEMPTION, 2_000, 1)
+    assert found["stops"] > 10
+    assert found["running"] > 25
+    assert found["by_event"][admission.STOP] > 0

@@ -24,7 +24,7 @@ from benchmarks.endpoint.traffic import Seen
 from benchmarks.fairness import endpoint as fairness
 from benchmarks.fairness import main as fairness_main
 from benchmarks.fairness.endpoint import BACKLOGGED, ONE_KEY, OWN_KEYS, SKEWED
-from benchmarks.fairness.metric import largest_difference, vtc_bound
+from benchmarks.fairness.metric import largest_difference
 from benchmarks.overload import endpoint as overload
 from benchmarks.overload import main as overload_main
 from benchmarks.overload.offered_load import GROUPS, HIGH
@@ -61,7 +61,7 @@ def plain_service(seen: Seen, tenant: int, begin_s: float, end_s: float) -> floa
 
 @pytest.fixture(scope="module")
 def fair() -> tuple[dict[str, Any], fairness.Played, fairness.EndpointPlan]:
-    return fairness_of(FakeEndpoint(TENANT_OF, order=by_service), kv_tokens=100, rate=RATE)
+    return fairness_of(FakeEndpoint(TENANT_OF, order=by_service), rate=RATE)
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,6 @@ def test_the_largest_difference_is_that_of_any_two_moments_while_both_wait(fair:
                 worst = max(worst, abs(gained[0] - gained[1]))
     assert worst > 0
     assert result["max_service_diff"] == pytest.approx(worst, rel=1e-3)
-    longest = max(flight.usage.prompt_tokens for arm in played.seen[BACKLOGGED].values() for flight in arm.finished)
-    assert result["vtc_bound"] == 2 * max(longest, 2 * 100)
 
 
 @pytest.mark.parametrize(("q", "figure"), [(0.99, "light_ttft_p99_gain"), (0.5, "light_ttft_p50_gain")])
@@ -129,7 +127,6 @@ def test_the_gain_of_light_tenants_is_the_ratio_of_their_sorted_waits(fair: Any,
 
 def test_a_figure_that_was_not_measured_has_its_reason(fair: Any, in_order: Any) -> None:
     assert "60 s" in fair[0]["not_measured"]["max_diff_over_rate"]
-    assert "--kv-tokens" in in_order[0]["not_measured"]["vtc_bound"]
     for result in (fair[0], in_order[0]):
         silent = {name for name, value in result.items() if value is None}
         assert silent <= result["not_measured"].keys()
@@ -181,11 +178,6 @@ def test_the_largest_difference_is_that_of_brute_force(clients: int, data: Any) 
                         got = served[:, end] - served[:, begin]
                         worst = max(worst, abs(got[a] - got[b]))
     assert largest_difference(served, waiting) == worst
-
-
-def test_vtcs_bound_by_hand() -> None:
-    assert vtc_bound(100, 30) == 200.0  # prompts of 100 are worth more than 2 x 30
-    assert vtc_bound(100, 1000) == 4000.0
 
 
 # Overload.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common.processes import ENGINE_CORE
-from benchmarks.handle.callers import BARE, HANDLE, SDK, SDK_BY_HANDLE, STREAMED, WHOLE, CallSpec, drive
+from benchmarks.handle.callers import HANDLE, SDK, STREAMED, WHOLE, CallSpec, drive
 from benchmarks.handle.main import CLIENT, Analysis, Plan, Window, build, plan_of
 
 TOKENS = 3
@@ -27,8 +27,8 @@ def window(caller: str, number: int, latency_ms: float, cpu_s: dict[str, float])
 def test_callers_alternate_in_every_round() -> None:
     plan = plan_of(["--quick", "--clients", "1,8"])
     windows = list(plan.windows())
-    assert len(windows) == plan.rounds * 2 * 2 * 4
-    assert [caller for *_, caller in windows[:8]] == [SDK, HANDLE, SDK_BY_HANDLE, BARE] * 2
+    assert len(windows) == plan.rounds * 2 * 2 * 2
+    assert [caller for *_, caller in windows[:4]] == [SDK, HANDLE] * 2
     assert {number for number, *_ in windows} == set(range(1, plan.rounds + 1))
 
 
@@ -39,22 +39,17 @@ def test_a_quick_run_is_smaller() -> None:
     assert plan_of(["--rounds", "2", "--window-s", "1.5"]).window_s == 1.5
 
 
-def test_what_the_handle_adds_is_its_figure_minus_the_other_s() -> None:
+def test_figures_are_medians_and_cpu_a_call() -> None:
     windows = [
         w
         for number in (1, 2)
         for w in (
             window(SDK, number, 20.0, {CLIENT: 0.03, "router": 0.01, ENGINE_CORE: 1.0, "engine replica": 1.0}),
             window(HANDLE, number, 15.0, {CLIENT: 0.01, "router": 0.02, ENGINE_CORE: 5.0, "engine replica": 5.0}),
-            window(BARE, number, 12.0, {CLIENT: 0.001, "router": 0.01}),
         )
     ]
     plan = Plan(2, 0.0, 1.0, TOKENS, 1, clients=(1,))
     result = build(Analysis(windows, 1, resamples=50), plan, {"date": "today"})
-    added = result["handle_adds_to"]["whole, 1"]
-    assert added[SDK]["latency_ms_p50"]["value"] == -5.0
-    assert added[BARE]["latency_ms_p50"]["value"] == 3.0
-    assert added[SDK]["cpu_ms_per_call_outside_engines"]["value"] == pytest.approx(-1.0), "3 of 10 ms less, 2 - 1 more"
     figures = result["figures"]["whole, 1"][HANDLE]
     assert figures["latency_ms"]["p50"]["value"] == 15.0
     assert figures["cpu_ms_per_call"][CLIENT]["value"] == 1.0
@@ -99,12 +94,11 @@ def spec(caller: str, mode: str, port: int) -> CallSpec:
     return CallSpec(caller, mode, "127.0.0.1", port, "sk-1", "m", "", "", 2, TOKENS, 0.1, 0.3, 1)
 
 
-@pytest.mark.parametrize("caller", [SDK, BARE])
 @pytest.mark.parametrize("mode", [WHOLE, STREAMED])
-def test_calls_that_end_in_the_window_are_counted(caller: str, mode: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_calls_that_end_in_the_window_are_counted(mode: str, capfd: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> dict[str, Any]:
         async with server(TOKENS) as port:
-            return await drive(spec(caller, mode, port))
+            return await drive(spec(SDK, mode, port))
 
     result = asyncio.run(scenario())
     assert result["calls"] == len(result["latency_ms"]) > 0
@@ -114,12 +108,11 @@ def test_calls_that_end_in_the_window_are_counted(caller: str, mode: str, capfd:
     assert capfd.readouterr().out == "begin\nend\n"
 
 
-@pytest.mark.parametrize("caller", [SDK, BARE])
 @pytest.mark.parametrize(("tokens", "status"), [(TOKENS - 1, 200), (TOKENS, 503)])
-def test_an_answer_that_is_not_whole_fails_the_run(caller: str, tokens: int, status: int) -> None:
+def test_an_answer_that_is_not_whole_fails_the_run(tokens: int, status: int) -> None:
     async def scenario() -> None:
         async with server(tokens, status) as port:
-            await drive(spec(caller, WHOLE, port))
+            await drive(spec(SDK, WHOLE, port))
 
     with pytest.raises(ExceptionGroup):
         asyncio.run(scenario())

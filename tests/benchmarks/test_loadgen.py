@@ -95,11 +95,9 @@ def test_tokens_events_and_gaps_are_those_the_server_sent(capfd: pytest.CaptureF
     assert found["errors"] == 0
     assert capfd.readouterr().out.split() == ["begin", "end"]
     assert found["requests"] > 3
-    assert found["event_tokens"] == TOKENS_PER_EVENT * found["events"] == TOKENS * found["requests"]
-    assert set(found["prompt_tokens"]) == {5}
     assert min(found["ttft_ms"]) >= GAP_S * 1e3
     assert all(t >= GAP_S * 1e3 * (TOKENS / TOKENS_PER_EVENT) for t in found["latency_ms"])
-    assert abs(found["tokens"] - found["event_tokens"]) <= 2 * 3 * TOKENS  # answers that straddle an edge
+    assert abs(found["tokens"] - TOKENS * found["requests"]) <= 2 * 3 * TOKENS  # answers that straddle an edge
     assert 0 < found["decoding_s"] < 3 * found["window_s"]
     assert all(len(gaps) <= TOKENS / TOKENS_PER_EVENT - 1 for gaps in found["gaps_us"])
 

@@ -95,8 +95,6 @@ def test_the_engines_counters_are_those_since_the_rounds_beginning() -> None:
 def test_what_is_measured_has_no_guard_slots(engine: str) -> None:
     settings = parse(configuration(engine, SHAPES[engine]))
     assert settings.admission.guard_slots_share == 0.0
-    of_a_cpu = parse(configuration("vllm", SHAPES["vllm"], block_size=128))
-    assert of_a_cpu.models[0].extra_engine_args == {"block_size": 128}
     assert (settings.models[0].engine, settings.models[0].max_num_seqs) == (engine, SHAPES[engine].slots)
 
 

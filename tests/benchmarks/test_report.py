@@ -28,11 +28,7 @@ def window(arm: str, clients: int, number: int, tokens_per_s: float, ttft_ms: fl
         "requests": 4,
         "ttft_ms": [ttft_ms, ttft_ms + 1, ttft_ms + 2],
         "latency_ms": [100.0 * clients**0.5] * 4,
-        "tpot_ms": [2.0] * 4,
         "gaps_us": [[1000] * 127] * 4,
-        "events": 4 * 64,
-        "event_tokens": 4 * 128,
-        "prompt_tokens": [60, 90, 200],
         "cpu_s": 0.1,
         "errors": 0,
     }

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import routing
 from benchmarks.common.traces import TraceMissingError
-from benchmarks.routing import Engines, arms, heated, load_trace, play, request
+from benchmarks.routing import Engines, arms, load_trace, play, request
 
 
 def alone(key: str, loads: dict[str, int]) -> str | None:
@@ -50,12 +50,6 @@ def test_keys_find_more_than_chance_does() -> None:
     results = {name: play(many, 1.0, choose) for name, choose in arms().items()}
     assert results["ours"].found > results["two_choices"].found
     assert results["ours"].found >= results["bounded"].found
-
-
-def test_heating_gives_every_third_request_one_key() -> None:
-    hot = heated(conversation(9))
-    assert len({one.key for one in hot[::3]}) == 1
-    assert hot[1] == conversation(9)[1]
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from serve_app.core.receipts import ServiceLevel
 from serve_app.names import (
     CLASS_GRANTED,
