@@ -154,7 +154,7 @@ def _of_newest_reports(raw: Raw, name: str, newest_at: Mapping[Hashable, float])
         return {}
     found: dict[Hashable, float] = {}
     for router, at in newest_at.items():
-        series = series_of.get(router) or ()
+        series: Series = series_of.get(router) or ()
         value = newest(series)
         if value is not None and series[-1].timestamp == at:
             found[router] = value
