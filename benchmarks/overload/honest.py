@@ -104,9 +104,12 @@ def calibrated(arm: Arm, model: ModelChoice, file: Path) -> EngineProfile:
     """
     command = [sys.executable, "-m", "serve_app.cli", "calibrate", model.name, "--out", str(file)]
     variables = {**os.environ, "SERVE_APP_URL": arm.url, "SERVE_APP_API_KEY": arm.api_key}
-    done = subprocess.run(
-        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=CALIBRATION_S, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=CALIBRATION_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchmarkError(f"serve-app calibrate took more than {CALIBRATION_S:g} s") from None
     if done.returncode:
         raise BenchmarkError(f"serve-app calibrate ended with {done.returncode}: {done.stderr[-2000:]}")
     return EngineProfile(**json.loads(file.read_text()))

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, astuple, replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from autoscaling.simulator import PROFILES, EngineProfile, RequestEnd, World
 from benchmarks.common.arms import ModelChoice
 from benchmarks.common.traces import AZURE_FILE
 from benchmarks.common.worlds import one_model
+from benchmarks.overload import honest
 from benchmarks.overload.answers import Answer, Window
 from benchmarks.overload.comparison import GOODPUT, TOLERANCE, Compared, compared, figures_of
 from benchmarks.overload.honest import (
@@ -239,3 +241,37 @@ def test_every_run_of_a_load_has_its_requests_and_a_full_measurement_its_five() 
     quick = plan_of(parse_arguments(["--quick", "--runs", "3", "--scale", "0.5"]))
     assert quick.rounds == 3
     assert all(quick.window_s[multiple] == 0.5 * QUICK_SPANS_S[multiple] for multiple in quick.window_s)
+
+
+class StubTheatre:
+    """A server whose loops and windows are those that it was made with; notes the seeds of the texts."""
+
+    def __init__(self, closed: dict[str, Any], raw: dict[str, Any]) -> None:
+        self.model = CHOICE
+        self.folder = Path("unused")
+        self.texts: list[int] = []
+        self._closed = closed
+        self._raw = raw
+
+    def get(self, _name: str) -> Any:
+        return SimpleNamespace(arm=None)
+
+    def closed(self, *_: Any) -> dict[str, Any]:
+        return self._closed
+
+    def window(self, _name: str, multiple: float, *_: Any, texts: int) -> dict[str, Any]:
+        self.texts.append(texts)
+        return self._raw | {"multiple": multiple}
+
+
+def test_every_run_asks_the_same_with_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(honest, "calibrated", lambda *_: PROFILES["tiny-cpu"])
+    monkeypatch.setattr(honest, "progress_line", lambda _: "")
+    rows = [list(astuple(answered(one))) for one in OFFERED]
+    raw = dict(window([answered(one) for one in OFFERED]).raw)
+    theatre: Any = StubTheatre({"rows": rows, "warmup_s": 0.5, "window_s": 5.0}, raw)
+    found = honest.measure(theatre, plan_of(parse_arguments(["--quick", "--runs", "3"])), Console(stderr=True))
+    assert len(found["windows"]) == len(set(theatre.texts)) == 3
+    assert found["unloaded"] == rows
+    assert found["profile"]["name"] == "tiny-cpu"
+    json.dumps(found)
