@@ -151,12 +151,12 @@ def simulate(measured: Mapping[str, Any], model: ModelChoice, folder: Path) -> t
     drawn_from = lengths(folder, model.max_model_len)
     world = world_of_run(EngineProfile(**measured["profile"]), model)
     unloaded = [Answer.of(row) for row in measured["unloaded"]]
-    asked = list(islice(endless(drawn_from, measured["seed"]), 1 + max(one.number for one in unloaded)))
+    asked = list(islice(endless(drawn_from, measured["seed"]), 1 + max(answer.number for answer in unloaded)))
     world = replace(world, request_s=request_s(world, unloaded, asked, model.name))
     found: Played = {}
     for raw in measured["windows"]:
         real = Window.of(raw)
-        span_s = 1.0 + max(one.at_s for one in real.everybody)
+        span_s = 1.0 + max(answer.at_s for answer in real.everybody)
         offered = offers(drawn_from, raw["rate"], span_s, raw["seed"])
         reals, virtuals = found.setdefault(real.multiple, ([], []))
         reals.append(real)
@@ -169,19 +169,19 @@ def table_of(multiple: float, figures: Mapping[str, Compared]) -> Table:
     table = Table(title=f"at {multiple:g} times the capacity")
     for name in SHOWN:
         table.add_column(name, justify="left" if name == "figure" else "right")
-    for name, one in figures.items():
-        real = "-" if one.middle is None else f"{one.middle:.1f} [{min(one.real):.1f}, {max(one.real):.1f}]"
+    for name, figure in figures.items():
+        real = "-" if figure.middle is None else f"{figure.middle:.1f} [{min(figure.real):.1f}, {max(figure.real):.1f}]"
         cells = [
             real,
-            "-" if one.simulated is None else f"{one.simulated:.1f}",
-            "-" if one.difference is None else f"{one.difference:+.1%}",
-            "-" if one.allowed is None else f"{one.allowed:.1%}",
+            "-" if figure.simulated is None else f"{figure.simulated:.1f}",
+            "-" if figure.difference is None else f"{figure.difference:+.1%}",
+            "-" if figure.allowed is None else f"{figure.allowed:.1%}",
         ]
-        table.add_row(name, *cells, "ok" if one.is_right else "MISSED")
+        table.add_row(name, *cells, "ok" if figure.is_right else "MISSED")
     return table
 
 
-def told_of(window: Window) -> str:
+def text_of(window: Window) -> str:
     """What is not compared, but shows why a figure differs: all tokens, gaps between tokens, and ends by class."""
     seen = window.seen_figures()
     gaps = seen["itl_ms"]
@@ -201,11 +201,11 @@ def report(
     passed = True
     for multiple, (real, simulated) in played.items():
         figures = compared(real, simulated)
-        passed = passed and all(one.is_right for one in figures.values())
+        passed = passed and all(figure.is_right for figure in figures.values())
         console.print(table_of(multiple, figures))
-        console.print(f"  real, first:      {told_of(real[0])}", markup=False)
-        console.print(f"  simulated, first: {told_of(simulated[0])}", markup=False)
-        result[f"{multiple:g}x"] = {name: one.as_json() for name, one in figures.items()}
+        console.print(f"  real, first:      {text_of(real[0])}", markup=False)
+        console.print(f"  simulated, first: {text_of(simulated[0])}", markup=False)
+        result[f"{multiple:g}x"] = {name: figure.as_json() for name, figure in figures.items()}
     write_json(
         {
             "pass": passed,

@@ -319,7 +319,8 @@ def test_the_commands_draw_and_end_with_one_line_of_json_without_a_key(
 
 @pytest.mark.usefixtures("sigterm")
 def test_a_command_without_an_answer_ends_with_1(capfd: pytest.CaptureFixture[str]) -> None:
-    assert fairness_main.main(arguments("http://127.0.0.1:1")) == 1
+    with pytest.raises(SystemExit, match="1"):
+        fairness_main.main(arguments("http://127.0.0.1:1"))
     assert "no connection" in capfd.readouterr().err.replace("\n", " ")
     assert overload_main.main(arguments("http://127.0.0.1:1")) == 1
 
