@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,17 @@ class Recorded:
         return decision
 
 
-def recorded(name: str) -> tuple[list[bytes], int]:
-    """The lines of a simulated hour, and how many decisions it had."""
+@cache
+def recorded(name: str) -> tuple[tuple[bytes, ...], int]:
+    """The lines of simulated minutes, and how many decisions they had."""
     lines: list[bytes] = []
     policy = Recorded(name, lines)
-    load = SyntheticLoad(MODEL, 2.0, 600.0, seed=3)
+    load = SyntheticLoad(MODEL, 2.0, 300.0, seed=3)
     Simulation(
         world(ScalingPlan(1, 8, target_ongoing=3.0)), load.requests(), lambda end: None, lambda plan: policy
     ).run()
     policy.recorder.flush()
-    return lines, sum(len(json.loads(line)["times"]) for line in lines)
+    return tuple(lines), sum(len(json.loads(line)["times"]) for line in lines)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -53,7 +55,8 @@ def test_every_decision_comes_out_again(name: str) -> None:
 
 
 def test_a_changed_decision_is_found_with_its_time() -> None:
-    lines, decisions = recorded("ongoing")
+    known, decisions = recorded("ongoing")
+    lines = list(known)
     changed = json.loads(lines[5])
     lines[5] = json.dumps(changed | {"replicas": changed["replicas"] + 1}).encode()
     (found,) = replayed(lines)
