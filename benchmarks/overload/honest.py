@@ -181,7 +181,7 @@ def table_of(multiple: float, figures: Mapping[str, Compared]) -> Table:
     return table
 
 
-def told_of(window: Window) -> str:
+def unjudged_of(window: Window) -> str:
     """What is not compared, but shows why a figure differs: all tokens, gaps between tokens, and ends by class."""
     seen = window.seen_figures()
     gaps = seen["itl_ms"]
@@ -203,8 +203,8 @@ def report(
         figures = compared(real, simulated)
         passed = passed and all(one.is_right for one in figures.values())
         console.print(table_of(multiple, figures))
-        console.print(f"  real, first:      {told_of(real[0])}", markup=False)
-        console.print(f"  simulated, first: {told_of(simulated[0])}", markup=False)
+        console.print(f"  real, first:      {unjudged_of(real[0])}", markup=False)
+        console.print(f"  simulated, first: {unjudged_of(simulated[0])}", markup=False)
         result[f"{multiple:g}x"] = {name: one.as_json() for name, one in figures.items()}
     write_json(
         {
