@@ -151,12 +151,12 @@ def simulate(measured: Mapping[str, Any], model: ModelChoice, folder: Path) -> t
     drawn_from = lengths(folder, model.max_model_len)
     world = world_of_run(EngineProfile(**measured["profile"]), model)
     unloaded = [Answer.of(row) for row in measured["unloaded"]]
-    asked = list(islice(endless(drawn_from, measured["seed"]), 1 + max(answer.number for answer in unloaded)))
+    asked = list(islice(endless(drawn_from, measured["seed"]), 1 + max(each.number for each in unloaded)))
     world = replace(world, request_s=request_s(world, unloaded, asked, model.name))
     found: Played = {}
     for raw in measured["windows"]:
         real = Window.of(raw)
-        span_s = 1.0 + max(answer.at_s for answer in real.everybody)
+        span_s = 1.0 + max(each.at_s for each in real.everybody)
         offered = offers(drawn_from, raw["rate"], span_s, raw["seed"])
         reals, virtuals = found.setdefault(real.multiple, ([], []))
         reals.append(real)
@@ -169,19 +169,19 @@ def table_of(multiple: float, figures: Mapping[str, Compared]) -> Table:
     table = Table(title=f"at {multiple:g} times the capacity")
     for name in SHOWN:
         table.add_column(name, justify="left" if name == "figure" else "right")
-    for name, figure in figures.items():
-        real = "-" if figure.middle is None else f"{figure.middle:.1f} [{min(figure.real):.1f}, {max(figure.real):.1f}]"
+    for name, each in figures.items():
+        real = "-" if each.middle is None else f"{each.middle:.1f} [{min(each.real):.1f}, {max(each.real):.1f}]"
         cells = [
             real,
-            "-" if figure.simulated is None else f"{figure.simulated:.1f}",
-            "-" if figure.difference is None else f"{figure.difference:+.1%}",
-            "-" if figure.allowed is None else f"{figure.allowed:.1%}",
+            "-" if each.simulated is None else f"{each.simulated:.1f}",
+            "-" if each.difference is None else f"{each.difference:+.1%}",
+            "-" if each.allowed is None else f"{each.allowed:.1%}",
         ]
-        table.add_row(name, *cells, "ok" if figure.is_right else "MISSED")
+        table.add_row(name, *cells, "ok" if each.is_right else "MISSED")
     return table
 
 
-def text_of(window: Window) -> str:
+def unjudged_of(window: Window) -> str:
     """What is not compared, but shows why a figure differs: all tokens, gaps between tokens, and ends by class."""
     seen = window.seen_figures()
     gaps = seen["itl_ms"]
@@ -201,11 +201,11 @@ def report(
     passed = True
     for multiple, (real, simulated) in played.items():
         figures = compared(real, simulated)
-        passed = passed and all(figure.is_right for figure in figures.values())
+        passed = passed and all(each.is_right for each in figures.values())
         console.print(table_of(multiple, figures))
-        console.print(f"  real, first:      {text_of(real[0])}", markup=False)
-        console.print(f"  simulated, first: {text_of(simulated[0])}", markup=False)
-        result[f"{multiple:g}x"] = {name: figure.as_json() for name, figure in figures.items()}
+        console.print(f"  real, first:      {unjudged_of(real[0])}", markup=False)
+        console.print(f"  simulated, first: {unjudged_of(simulated[0])}", markup=False)
+        result[f"{multiple:g}x"] = {name: each.as_json() for name, each in figures.items()}
     write_json(
         {
             "pass": passed,

@@ -37,7 +37,7 @@ def requests_of(
         labelled: each names the class of its group; else none is named, and each is of the default class.
     """
     found = []
-    for answer in sorted(answers, key=lambda answer: answer.at_s):
+    for answer in sorted(answers, key=lambda each: each.at_s):
         offer = offered[answer.number]
         done = answer.outcome is Ended.FINISHED
         found.append(
@@ -102,10 +102,10 @@ def replayed(world: World, real: Window, offered: Sequence[Offer], model: str) -
 def request_s(world: World, unloaded: Sequence[Answer], offered: Sequence[Offer], model: str) -> float:
     """Seconds that an unloaded request takes beside queue and engine: the median by which first tokens of one client,
     who asks when it has its answer, came later than in the world; at least 0."""
-    done = [answer for answer in unloaded if answer.outcome is Ended.FINISHED and answer.first_s is not None]
+    done = [each for each in unloaded if each.outcome is Ended.FINISHED and each.first_s is not None]
     requests = requests_of(done, offered, model, labelled=False)
     _, ends = play_all(replace(world, request_s=0.0), requests)
-    firsts = [answer.first_s for answer in sorted(done, key=lambda answer: answer.at_s)]
+    firsts = [answer.first_s for answer in sorted(done, key=lambda each: each.at_s)]
     later = [
         real_s - (end.first_s - end.offered_s)
         for real_s, end in zip(firsts, ends, strict=True)
