@@ -38,6 +38,7 @@ class SimulatedSequence:
         produced: of output; above 0 at `add`: another engine has produced these.
         mark: the engine reports the sequence when it has produced so many.
         prefix_blocks: of its prompt, see `SimulatedRequest`.
+        request: by which a run is known that goes on with a stopped one; empty: none will.
     """
 
     prompt_tokens: int
@@ -46,6 +47,7 @@ class SimulatedSequence:
     produced: int = 0
     mark: int = NEVER
     prefix_blocks: tuple[str, ...] = ()
+    request: str = ""
     order: int = -1  # arrival number
     computed: int = 0  # of prompt and earlier output, while it is prefilled
     chunk: int = 0  # of these, in the step in flight
@@ -145,7 +147,12 @@ class SimulatedBatch:
             return
         if sequence.is_running:
             self._settle(now)
+            is_decoding = sequence.decodes_since >= 0
+            computed = sequence.computed
             self._leave(sequence)
+            if sequence.request and self.profile.prefix_cache:
+                whole = sequence.prompt_tokens + sequence.produced
+                self._prefixes.keep(sequence.request, whole if is_decoding else computed)
         else:
             del self.waiting[bisect_left(self.waiting, sequence.rank, key=_rank)]
         sequence.has_ended = True
@@ -296,7 +303,7 @@ class SimulatedBatch:
             self.kv_used += sequence.prompt_tokens + sequence.produced
             insort(self.running, sequence, key=_rank)
             insort(self._prefilling, sequence, key=_rank)
-            if sequence.prefix_blocks:
+            if sequence.prefix_blocks or sequence.request:
                 self._find_prefix(sequence)
             prefill += self._plan(sequence, prefill)
         return prefill
@@ -304,7 +311,9 @@ class SimulatedBatch:
     def _find_prefix(self, sequence: SimulatedSequence) -> None:
         """Skip what the cache has of a prompt, and keep the rest from now on."""
         blocks = sequence.prefix_blocks
-        sequence.computed = min(self._prefixes.cached_tokens(blocks), sequence.prompt_tokens - 1)
+        known = min(self._prefixes.cached_tokens(blocks), sequence.prompt_tokens)
+        known = max(known, self._prefixes.take(sequence.request))
+        sequence.computed = min(known, sequence.prompt_tokens + sequence.produced - 1)
         self.cached_tokens += sequence.computed
         self._prefixes.add(blocks)
 

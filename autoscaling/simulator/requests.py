@@ -46,7 +46,7 @@ class RequestEnd(NamedTuple):
         refused: why it was refused; empty: it was not.
         replica: on which it ran last; empty: it never ran.
         runs: on replicas; more than one: it was stopped for others, or lost a replica.
-        again_tokens: that its later runs computed again: its prompt and what it had produced.
+        again_tokens: that its later runs needed again, computed or cached: its prompt and what it had produced.
         is_in_time: whether it met the level of its class (`serve_app.core.receipts.judge`).
         estimated_tokens: of prompt and answer, before it ran: what limits charge until its end.
         retry_after_s: of one that was refused: when its client may come again; None: it was told no moment.

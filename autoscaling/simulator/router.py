@@ -378,6 +378,7 @@ class VirtualRouter:
             offered.produced,
             mark=offered.produced + budget.until_request,
             prefix_blocks=request.prefix_blocks,
+            request=offered.request_id,
         )
         offered.run = RouterRun(self, offered, replica, budget, sequence)
         self._rings[request.model].add_load(name, 1)

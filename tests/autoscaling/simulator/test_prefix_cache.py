@@ -83,3 +83,28 @@ def test_one_token_of_a_known_prompt_is_computed() -> None:
         while engine.due is not None:
             engine.advance(engine.due)
     assert engine.cached_tokens == 2 * BLOCK_TOKENS - 1
+
+
+def test_a_stopped_request_finds_what_it_had_computed() -> None:
+    engine = SimulatedBatch(PROFILE)
+    first = SimulatedSequence(1000, 50, mark=20, request="r")
+    engine.add(first, 0.0)
+    now = 0.0
+    for _ in range(3):  # its prompt, its first token, its mark
+        now = engine.due or 0.0
+        engine.advance(now)
+    engine.cancel(first, now)
+    assert first.produced >= 20
+    again = SimulatedSequence(1000, 50, produced=first.produced, request="r")
+    engine.add(again, now)
+    while engine.due is not None:
+        engine.advance(engine.due)
+    assert again.has_ended
+    assert engine.cached_tokens == 1000 + first.produced - 1
+
+
+def test_of_stopped_requests_the_first_makes_room() -> None:
+    cache = PrefixCache(100)
+    for request in ("a", "b", "c"):
+        cache.keep(request, 40)
+    assert [cache.take(request) for request in ("a", "b", "c", "c")] == [0, 40, 40, 0]
