@@ -13,15 +13,18 @@ Invariant: `state` is "running" only if every deployment and the endpoint's prox
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
+
+from pydantic import ValidationError
 
 from autoscaling import readings
 from autoscaling.policies import OngoingRequestsPolicy, Signals
 from autoscaling.readings import RouterCounts
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
-from serve_app.settings import DEFAULT_POLICY
+from serve_app.settings import DEFAULT_POLICY, RouteSettings
 
 STATES = {
     "RUNNING": "running",
@@ -132,10 +135,15 @@ def declared_models(details: Mapping[str, Any]) -> list[str]:
 
 
 def declared_routes(details: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The names of the declaration that stand for models (`settings.routes`), as far as they can be read."""
+    """The names of the declaration that stand for models, with all fields of `settings.routes`, as far as they can be
+    read."""
     arguments = (declared(details) or {}).get("args")
     routes = arguments.get("routes") if isinstance(arguments, Mapping) else None
-    return [dict(route) for route in routes or () if isinstance(route, Mapping) and route.get("targets")]
+    found = list[dict[str, Any]]()
+    for route in routes or ():
+        with contextlib.suppress(ValidationError):  # a declaration by other tools may have any form
+            found.append(RouteSettings.model_validate(route).model_dump(mode="json"))
+    return found
 
 
 def deployed(

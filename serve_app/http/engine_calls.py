@@ -222,14 +222,14 @@ class EngineCalls:
                     logger.info("Request %s left model %s for the next one of its name: %s", *left)
                     call = following
 
-    async def _run_shadow(self, asked: AskedCall, model: ModelRouter) -> None:
+    async def _run_shadow(self, asked: AskedCall, model: ModelRouter, request_id: str) -> None:
         """Run a request on the shadow of its name, as class `low`, and keep its record alone. Raises as its run."""
         exchange = HttpExchange(_discard)
         exchange.operation = asked.operation
-        exchange.request_id = secrets.token_hex(16)
+        exchange.request_id = request_id
         low = RequestClass.LOW
         record = RequestRecord(
-            exchange.request_id, None, asked.operation, SHADOW_TENANT, low, time.monotonic(), model.settings.name
+            request_id, None, asked.operation, SHADOW_TENANT, low, time.monotonic(), model.settings.name
         )
         record.recorder = exchange
         record.trace.asked_model = None if asked.route is None else asked.route.name

@@ -1,13 +1,15 @@
 """Runs a share of the requests to a name a second time, on the shadow of the name, and throws the answers away.
 
-Invariant: a shadow's run begins only while nothing waits for its model at any router, and ends when something does, by
-the quota actor's figures; it is charged to nobody, and no client waits for it longer than these take.
+Invariant: a shadow's run begins only while nothing waits for its model at any router, and ends when a request does, by
+the quota actor's figures, or when it waits itself; it is charged to nobody, and no client waits for it longer than
+these figures take.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -23,7 +25,7 @@ SHADOW_TENANT = "(shadow)"  # whose the runs are in the queue and the request lo
 MAX_AT_ONCE = 64  # of one router: each holds the body of its request
 LOOK_S = 0.05  # between two looks at the queue; a request that arrives waits that long for the slot of a shadow
 
-RunShadow = Callable[[AskedCall, ModelRouter], Awaitable[None]]
+RunShadow = Callable[[AskedCall, ModelRouter, str], Awaitable[None]]
 
 
 class ShadowRuns:
@@ -31,7 +33,7 @@ class ShadowRuns:
 
     Args:
         models: the models served now, by name.
-        run: runs a request on a model, for nobody.
+        run: runs a request on a model, for nobody, under this id.
     """
 
     def __init__(self, models: Mapping[str, ModelRouter], run: RunShadow) -> None:
@@ -57,12 +59,14 @@ class ShadowRuns:
             task.cancel()
 
     async def _run_while_idle(self, asked: AskedCall, model: ModelRouter) -> None:
-        run = asyncio.ensure_future(self._run(asked, model))
+        own_id = secrets.token_hex(16)
+        run = asyncio.ensure_future(self._run(asked, model, own_id))
         try:
             while not run.done():
                 await asyncio.wait([run], timeout=LOOK_S)
-                # here alone: in the figures of all routers are shadows that wait, too, and one would end all
-                if model.waiting and not run.done():
+                # a shadow that waits ends alone: if it counted for the others, one would end them all
+                is_in_the_way = model.queue.is_waiting(own_id) or model.others_wait(SHADOW_TENANT)
+                if is_in_the_way and not run.done():
                     run.cancel()
                     await asyncio.wait([run])
             if not run.cancelled() and (error := run.exception()) is not None:

@@ -127,6 +127,11 @@ class ModelRouter:
         """The same of all routers, as far as this one knows."""
         return max(self.waiting, self.queue.waiting_anywhere)
 
+    def others_wait(self, tenant: str) -> bool:
+        """Whether a request of a tenant other than this one waits at any router, as far as this one knows."""
+        aside = self.cold_start.unqueued_waiting + self._pausing  # whose these are is not counted
+        return aside > 0 or self.queue.core.others_wait(self.settings.name, tenant)
+
     def token_rates(self, now: float) -> TokenRates:
         """Tokens a second of the requests that count for the number of replicas. O(requests that run here)."""
         return self._flow.rates(now, sum(grant.served_tokens for grant in self._running.values() if grant.is_load))

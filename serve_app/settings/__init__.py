@@ -27,6 +27,7 @@ from serve_app.settings.model import (
 from serve_app.settings.presets import PRESETS
 from serve_app.settings.reading import load, read_file
 from serve_app.settings.remote_changes import remote_settings
+from serve_app.settings.routes import RouteSettings
 from serve_app.settings.serve_config import (
     ProxyLocation,
     application,
@@ -76,6 +77,7 @@ __all__ = [
     "RedisSettings",
     "RedisStreamSettings",
     "ResponseSettings",
+    "RouteSettings",
     "ScriptedTurn",
     "Settings",
     "SimulatedSettings",

@@ -218,3 +218,27 @@ def test_a_line_break_in_a_value_does_not_break_its_record() -> None:
 def test_only_a_word_wider_than_the_terminal_makes_a_wider_line() -> None:
     assert fill(["aa", "b" * 12, "cc", "dd"], 10, 1) == ["  aa", "    " + "b" * 12, "    cc  dd"]
     assert fill([], 10) == [""]
+
+
+ROUTES: list[dict[str, Any]] = [
+    {
+        "name": "chat",
+        "targets": [{"model": MODEL, "weight": 9.0}, {"model": "new", "weight": 1.0}],
+        "fallbacks": ["spare"],
+        "shadow": {"model": "next", "share": 0.05},
+    },
+    {"name": "alias", "targets": [{"model": "new", "weight": 1.0}], "fallbacks": [], "shadow": None},
+]
+
+
+def test_status_shows_each_name_with_its_models_and_their_parts() -> None:
+    lines = terminal(instances.show, STATUS | {"routes": ROUTES})
+    text = "\n".join(lines)
+    for words in ("name chat", f"{MODEL} 90.0%", "new 10.0%", "fallback spare", "shadow next 5.0%", "name alias"):
+        assert words in text
+    assert [line for line in lines if cell_len(line) > WIDTH and len(line.split()) > 1] == []
+    records = piped(instances.show, STATUS | {"routes": ROUTES})
+    assert [line for line in records if line[0] == "name"] == [
+        ["name", "chat", f"{MODEL} 90.0%", "new 10.0%", "fallback spare", "shadow next 5.0%"],
+        ["name", "alias", "new 100.0%"],
+    ]

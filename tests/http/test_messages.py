@@ -179,6 +179,7 @@ def test_a_service_without_room_is_overloaded_and_a_limit_of_the_key_is_not() ->
         task, _ = await running(client)
         reply = await client.post(ask(), MESSAGES, headers={"X-Deadline-Ms": "1"})
         assert (reply.status, kind_of(reply)) == (529, "overloaded_error")
+        assert int(reply.headers["retry-after"]) >= 1
         await cancel(task)
         client.limits.refusal = RateLimited("one at a time", code=LimitReason.CONCURRENCY, retry_after_s=2)
         reply = await client.post(ask(), MESSAGES)

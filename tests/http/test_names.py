@@ -17,7 +17,7 @@ from serve_app.errors import EngineFailed, RateLimited, RequestFailed
 from serve_app.router import ModelRouter, RequestLog
 from serve_app.settings import Settings
 from serve_app.system import DurationSketch
-from tests.fakes.asgi_client import CHAT, KEY, Client, Reply, ask, router_app
+from tests.fakes.asgi_client import CHAT, KEY, Client, Reply, ask, cancel, router_app
 from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S
 
@@ -385,5 +385,40 @@ def test_no_shadow_begins_while_a_request_waits_at_another_router() -> None:
         await until(lambda: client.spare.waiting_anywhere == 0, SOON_S, "nothing waits")
         assert (await client.post(named(stream=False))).status == 200
         await until(lambda: len(client.beside.submits) == submitted + 2, SOON_S, "the shadow runs behind the next one")
+
+    run(scenario, model(slots=1))
+
+
+def test_a_shadow_that_runs_ends_for_a_request_that_waits_at_another_router() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        route = {"fallbacks": [], "shadow": {"model": SPARE, "share": 1}}
+        client = await begun(cluster, route=route)
+        other = await TwoModels(cluster, route).start()
+        long = client.posting(named("long", LONG))
+        await until(lambda: len(client.beside.submits) == 1, SOON_S, "the shadow runs")
+        waits = other.posting(ask("next", 3, model=SPARE, priority="low"))  # for which no request is preempted
+        await until(lambda: not client.edge.shadows.running, SOON_S, "the shadow has stopped")
+        assert (await waits).status == 200
+        await cancel(long)
+
+    run(scenario, model(slots=1))
+
+
+def test_a_shadow_that_waits_itself_ends_alone() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        route = {"fallbacks": [], "shadow": {"model": SPARE, "share": 1}}
+        client = await begun(cluster, route=route)
+        other = await TwoModels(cluster, route).start()
+        long = client.posting(named("long", LONG))
+        await until(lambda: len(client.beside.submits) == 1, SOON_S, "the shadow runs")
+        await cancel(long)
+        running = set(client.edge.shadows.running)
+        for router in (client, other):
+            assert (await router.post(named(stream=False))).status == 200
+            shadows = router.edge.shadows
+            await until(lambda found=shadows: found.running <= running, SOON_S, "the one that waited has ended")
+            await until(lambda: client.spare.waiting_anywhere == 0, SOON_S, "nothing waits")
+        assert client.edge.shadows.running == running
+        assert len(client.beside.submits) == 1
 
     run(scenario, model(slots=1))

@@ -67,6 +67,11 @@ class PendingRequests:
         queues = self.queues.get(model, {})
         return {level: len(queues.get(level, ())) for level in RequestClass}
 
+    def has_others(self, model: str, tenant: str) -> bool:
+        """Whether a request of a model waits for a tenant other than this one. O(waiting requests of the tenant)."""
+        queues = self.queues.get(model, {}).values()
+        return any(self.by_request_id[one].arrival.tenant != tenant for queue in queues for one in queue)
+
     def tokens(self, model: str) -> int:
         """The KV tokens that the waiting requests of a model are estimated to need."""
         return sum(self._tokens[model, level] for level in RequestClass)

@@ -198,6 +198,17 @@ class RouterQueue:
             waiting = {level: max(classes[level].waiting, waiting[level]) for level in RequestClass}
         return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
 
+    def others_wait(self, model: str, tenant: str) -> bool:
+        """Whether a request of a tenant other than this one waits: at any router in the actor's last figures, or here.
+        O(this router's waiting requests of the tenant + tenants in the figures)."""
+        if self.pending.has_others(model, tenant):
+            return True
+        router_session = self.router_session
+        if model not in router_session.figures or model not in router_session.state.contended:
+            return False
+        classes = router_session.figures[model].classes
+        return any(one.waiting and set(one.tenant_slots or ()) != {tenant} for one in classes)  # None: many tenants
+
     def by_class(self, model: str, levels: Mapping[RequestClass, ServiceLevel], now: float) -> tuple[ClassCounts, ...]:
         """This router's requests by class (`shared_queue.class_counts`)."""
         figures = self.router_session.figures.get(model)

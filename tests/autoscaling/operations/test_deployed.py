@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autoscaling.operations import status
 
 NODES = [
@@ -9,6 +11,12 @@ NODES = [
     {"NodeID": "b", "Alive": True, "Resources": {"CPU": 1.0}},
     {"NodeID": "gone", "Alive": False, "Resources": {}},
 ]
+CANARY = {
+    "name": "chat",
+    "targets": [{"model": "old", "weight": 90.0}, {"model": "new", "weight": 10.0}],
+    "fallbacks": ["spare"],
+    "shadow": {"model": "next", "share": 0.05},
+}
 DEVICES = {"a/0": (80, 78), "a/1": (80, 78), "gone/0": (1, 1)}
 
 
@@ -37,3 +45,36 @@ def test_the_declaration_and_the_replicas_of_the_application_are_reported() -> N
 def test_an_application_without_a_declaration_has_no_arguments() -> None:
     application = {"deployed_app_config": None, "deployments": {}}
     assert status.deployed({"applications": {"serve_app": application}}, [], {})["arguments"] is None
+
+
+def declared_with(arguments: Any) -> dict[str, Any]:
+    application = {
+        "status": "RUNNING",
+        "message": "",
+        "deployed_app_config": {"args": arguments},
+        "deployments": {},
+    }
+    return {"proxies": {"n": {"status": "HEALTHY"}}, "applications": {"serve_app": application}}
+
+
+def test_the_names_of_the_declaration_are_in_the_status_with_all_that_they_stand_for() -> None:
+    found = status.describe(declared_with({"models": [], "routes": [CANARY]}), [])
+    assert (found["state"], found["routes"]) == ("running", [CANARY])
+
+
+def test_a_name_that_leaves_out_its_defaults_is_in_the_status_with_them() -> None:
+    (alias,) = status.declared_routes(declared_with({"routes": [{"name": "chat", "targets": [{"model": "old"}]}]}))
+    assert alias == {
+        "name": "chat",
+        "targets": [{"model": "old", "weight": 1.0}],
+        "fallbacks": [],
+        "shadow": None,
+    }
+
+
+def test_names_that_cannot_be_read_are_left_out_of_the_status() -> None:
+    unreadable = ["chat", {"name": "chat"}, {"name": "chat", "targets": "old"}, {"targets": [{"model": "old"}]}]
+    assert status.declared_routes(declared_with({"routes": [*unreadable, CANARY]})) == [CANARY]
+    for arguments in (None, "routes", {"routes": None}, {}):
+        assert status.declared_routes(declared_with(arguments)) == []
+    assert status.declared_routes({"applications": {}}) == []

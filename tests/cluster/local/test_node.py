@@ -53,6 +53,7 @@ def test_the_state_of_an_application_is_reported_in_our_words() -> None:
             "why": "a fixed number",
             "advised": None,
             "advice": "",
+            "signals": "",
         }
     ]
     assert seen["routers"] == [replica]

@@ -216,3 +216,31 @@ def test_a_router_refuses_exactly_whom_the_queue_would(
     if by_router is not None:
         retry_s = here.early_refusal.refusal(MODEL, arrival, by_router).retry_after_s
         assert retry_s == pytest.approx(by_queue[0].retry_after_s, rel=0.1)
+
+
+def test_a_router_knows_whether_another_tenant_waits_at_any_router() -> None:
+    world = World({"e": (1, 1000)}, 2)
+    world.settle(4)
+    world.arrive("r0", LOW, tenant="light")
+    queues = [world.routers[name].queue for name in ("r0", "r1")]
+
+    def others_wait() -> list[bool]:
+        world.settle(4)
+        return [queue.others_wait(MODEL, "light") for queue in queues]
+
+    assert others_wait() == [False, False], "none waits"
+    world.arrive("r0", LOW, tenant="light")
+    assert others_wait() == [False, False], "its own one waits"
+    assert queues[1].ahead(MODEL, LOW) == ((LOW, 1),)
+    world.arrive("r0", NORMAL, tenant="heavy")
+    assert others_wait() == [True, True]
+    assert not queues[1].others_wait("another", "light")
+
+
+def test_more_tenants_than_the_figures_name_are_others() -> None:
+    world = World({"e": (1, 1000)}, 2)
+    world.settle(4)
+    for number in range(MAX_TENANTS_REPORTED + 2):
+        world.arrive("r0", LOW, tenant=f"t{number}")
+    world.settle(4)
+    assert world.routers["r1"].queue.others_wait(MODEL, "t0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from serve_app.http.console.login_cookie import LoginCookies
 from serve_app.http.tokens import JwksFollower
 from serve_app.settings import JwtSettings
-from tests.fakes.asgi_client import KEY, Client, Reply, ask, started
+from tests.fakes.asgi_client import KEY, Client, Reply, ask, router_app, started
 from tests.fakes.engines import FakeCluster, model, run
+from tests.fakes.stores import FakeStore, follower_of
 from tests.fakes.token_issuer import SETTINGS, FakeIssuer, jwk, rsa_key
 
 SESSION = "/console/session"
@@ -92,6 +94,33 @@ def test_a_subject_has_the_limits_of_keys_without_their_own() -> None:
         assert [name for name, _ in charged.scopes] == ["key:jwt:alice"]
 
     check(scenario)
+
+
+@pytest.mark.parametrize("jwt", [SETTINGS, HASHED], ids=["named", "hashed"])
+def test_receipts_usage_and_audit_say_of_a_token_what_its_key_is_called(jwt: JwtSettings, tmp_path: Path) -> None:
+    async def scenario(client: Client, issuer: FakeIssuer) -> None:
+        parts = client.edge.parts
+        follower = follower_of(FakeStore(tmp_path))
+        client.edge = router_app(
+            client.edge.settings, parts.models, client.metrics, follower=follower, issuer=parts.issuer
+        )
+        await follower.follow()
+        operator = issuer.token(roles=["operators"])
+        made = await client.post({"name": "laptop", "tenant": "research"}, "/admin/keys", key=operator)
+        assert made.status == 201, made.body
+        asked = await client.post(ask("p"), key=issuer.token())
+        (entry,) = json.loads((await client.get("/admin/audit", key=operator)).body)["data"]
+        receipt = json.loads((await client.get(f"/admin/requests/{request_id(asked)}", key=operator)).body)
+        ((used, _),) = usage_keys(client)
+        assert (entry["action"], entry["tenant"], receipt["tenant"]) == ("key.create", "research", "research")
+        assert entry["author"] == receipt["key_id"] == used
+        if jwt is SETTINGS:
+            assert used == "jwt:alice"
+        else:
+            assert used.startswith("jwt:sha256:")
+            assert "alice" not in f"{entry}{receipt}"
+
+    check(scenario, jwt)
 
 
 def test_refusals_are_counted_by_reason_and_the_age_of_the_jwks_is_shown() -> None:
