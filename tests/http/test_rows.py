@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from serve_app.core.batches import ENDPOINTS
 from serve_app.core.limits import LimitReason, Limits
 from serve_app.errors import RateLimited
 from serve_app.http.asgi_bridge import AsgiBridge
@@ -20,7 +21,8 @@ from serve_app.http.stored_keys import KeyTable
 from serve_app.names import ONGOING
 from serve_app.settings import AuthSettings, AutoscaleSettings, KeySettings
 from serve_app.store import KeyRecord
-from serve_app.types import RequestClass
+from serve_app.transport import Frame, Submit, TokenUsage
+from serve_app.types import Operation, RequestClass
 from tests.fakes.asgi_client import COMPLETIONS, Client, ask, started
 from tests.fakes.engines import MODEL, FakeCluster, model, run, until
 from tests.fakes.router import LONG, SOON_S
@@ -31,10 +33,11 @@ TENANTS = {"people": {"limits": {"max_concurrent": 8}, "batch_limits": {"tokens_
 
 
 async def answer_of(
-    client: Client, body: dict[str, Any], owner: RowOwner = OFFICE, key: str = "batch_1-1"
+    client: Client, body: dict[str, Any], owner: RowOwner = OFFICE, key: str = "batch_1-1", path: str = COMPLETIONS
 ) -> tuple[int, Headers, bytes]:
     headers = [(b"content-type", b"application/json"), (b"idempotency-key", key.encode())]
-    request = HttpRequest("POST", COMPLETIONS, headers, json.dumps({**body, "stream": False}).encode())
+    sent = body | {"stream": False} if path == COMPLETIONS else body
+    request = HttpRequest("POST", path, headers, json.dumps(sent).encode())
     pieces = [piece async for piece in AsgiBridge(client.edge).exchange(request, owner)]
     head = pieces[0]
     assert isinstance(head, tuple)
@@ -57,6 +60,41 @@ def test_a_row_has_the_answer_of_the_same_request_and_the_class_low() -> None:
         assert classes == {("people", "normal"): 1, ("people", "low"): 1}
 
     check(scenario)
+
+
+POOLED: dict[str, tuple[Operation, dict[str, Any], dict[str, Any]]] = {
+    "/v2/embed": (Operation.EMBED, {"texts": ["a", "b"]}, {"id": "embd-1", "embeddings": {"float": [[1.0], [2.0]]}}),
+    "/pooling": (Operation.POOLING, {"input": "a"}, {"id": "pool-1", "data": [{"index": 0, "data": [1.0, 2.0]}]}),
+    "/classify": (Operation.CLASSIFY, {"input": "a"}, {"id": "classify-1", "data": [{"index": 0, "label": "good"}]}),
+}
+
+
+@pytest.mark.parametrize("path", sorted(POOLED))
+def test_a_row_for_a_pooling_model_runs_once_as_class_low_and_has_the_engine_s_answer(path: str) -> None:
+    operation, body, answer = POOLED[path]
+    assert path in ENDPOINTS
+    asked = list[Submit]()
+
+    async def answers(submit: Submit) -> AsyncGenerator[Frame]:
+        """In place of the simulated engine, which answers no such request."""
+        asked.append(submit)
+        yield Frame(submit.number, json.dumps(answer).encode(), 200, "json", events=1, usage=TokenUsage(3))
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        backend: Any = cluster["r1"].engine.backend
+        backend.run = answers
+        for _ in range(2):  # the second time as a worker that has lost the answer asks
+            status, _, found = await answer_of(client, {"model": MODEL} | body, path=path)
+            assert (status, json.loads(found)) == (200, answer)
+        (submit,) = asked
+        assert submit.operation is operation
+        assert body.items() <= submit.body.items()
+        assert set(client.figures("serve_app_requests_total", "tenant", "priority")) == {("people", "low")}
+        (used,) = client.usage_meter.next_batch().rows  # type: ignore[union-attr]
+        assert (used.key_id, used.prompt_tokens, used.output_tokens) == ("desk", 3, 0)
+
+    run(scenario, model(task="embed"))
 
 
 @pytest.mark.parametrize("tier", ["priority", "default", "auto"])
