@@ -45,7 +45,7 @@ STACKS = {
     "attacks": ("grammar_bounds", "large_requests"),
     "": (  # beside `stack` they would only wait: an idle one takes a sixth of the machine
         "backup", "chaos", "dashboards", "drills", "embeddings", "gcs_still", "handle_plain", "keys_postgres",
-        "plain_serve", "pooling", "quota_vllm", "redis_streams", "reverse_proxy", "sums_agree", "upgrade",
+        "plain_serve", "pooling", "quota_vllm", "redis_streams", "reverse_proxy", "sums_agree", "thinking", "upgrade",
     ),
 }  # fmt: skip
 # Rules that look at all sources. One process has them, and parses each file once (tests/syntax.py).

@@ -2,8 +2,9 @@
 
 Each scenario runs undisturbed first, then for some borders between its messages once more from there, on an engine that
 knows of it what a router knows: the groups and the number of the events in the messages so far. The answer has for each
-scenario `undisturbed` and `cuts`: of each run its text and the tokens of its choices (of a cut: those of all engines),
-its usage and failure, and the statuses and the number of new tokens of the last engine.
+scenario `places`, the numbers of the messages before each cut, and `undisturbed` and `cuts`: of each run its text and
+the tokens of its choices (of a cut: those of all engines), its usage and failure, and the statuses and the number of
+new tokens of the last engine. What was cut in the middle is cut once more in what the second engine made.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from serve_app.core.anthropic import chat_body
+from serve_app.core.responses import expanded, own_items
 from serve_app.errors import EngineFailed
 from serve_app.transport import EngineBackend, Frame, Submit
 from serve_app.transport.frame_batcher import FrameBatcher
@@ -26,8 +28,8 @@ from tests.fakes.engines import MODEL
 CREATED = 1_700_000_000
 TOKENS = 28
 SCHEMA_TOKENS = 200  # of an answer with a schema, at most: a model may put white space around each value
-CUTS = 5  # of a scenario, at most
-TRIES = 4  # of an undisturbed run: on a busy machine an answer comes in fewer messages than there are cuts
+CUTS = 5  # of a scenario; fewer if its answer has fewer borders
+TRIES = 8  # of an undisturbed run: on a busy machine an answer comes in fewer messages than there are cuts
 MESSAGES = {"messages": [{"role": "user", "content": "Tell me of the river and the stone."}]}
 PROMPT = {"prompt": "Tell me of the river"}
 USAGE = {"stream_options": {"include_usage": True}}
@@ -73,8 +75,26 @@ COMPLETION: dict[str, dict[str, Any]] = {
     "completion_prompts": {"prompt": ["Tell me of the river", "A stone", "Ten"], "n": 2} | SEEDED | USAGE,
     "completion_token_ids": {"return_token_ids": True},
 }
+ANSWERED = "I know nothing about the river."
+STORED = [  # of a response that another one continues, as the store has them
+    {"type": "message", "id": "msg_1", "role": "user", "status": "completed", "content": "Tell me of the river."},
+    {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "weather", "arguments": '{"city": "Oslo"}'},
+    {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "It rains."},
+    {
+        "type": "message",
+        "id": "msg_2",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": ANSWERED, "annotations": [], "logprobs": []}],
+    },
+]
 RESPONSES: dict[str, dict[str, Any]] = {
     "responses": GO_ON,
+    "responses_stored": expanded(GO_ON, STORED, own_items("And of the stone?", {})),
+    "responses_schema": {
+        "text": {"format": {"type": "json_schema", "name": "w", "schema": WEATHER, "strict": True}},
+        "max_output_tokens": SCHEMA_TOKENS,
+    },
     "responses_tool": {
         "tools": [{"type": "function"} | TOOL],
         "tool_choice": "required",
@@ -91,6 +111,7 @@ ANTHROPIC: dict[str, dict[str, Any]] = {
     },
     "messages_tool": {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any"}, "max_tokens": SCHEMA_TOKENS},
     "messages_tool_auto": GO_ON | {"tools": [ANTHROPIC_TOOL]},
+    "messages_begun": GO_ON | {"messages": [*MESSAGES["messages"], {"role": "assistant", "content": ANSWERED[:-1]}]},
 }
 INEXACT: dict[str, tuple[Operation, dict[str, Any]]] = {
     "responses_logprobs": (
@@ -176,7 +197,7 @@ async def cut(backend: EngineBackend, asked: Submit) -> dict[str, Any]:
             middle = had + rest[: len(rest) // 2]
             rest, failed = await messages(backend, continued(asked, middle))
             cuts.append(summary(middle + rest, failed, rest))
-    return {"undisturbed": summary(undisturbed, failure, undisturbed), "cuts": cuts}
+    return {"places": numbers, "undisturbed": summary(undisturbed, failure, undisturbed), "cuts": cuts}
 
 
 def late_in(text: str) -> str:
@@ -192,6 +213,11 @@ def scenarios() -> Iterator[tuple[str, Operation, dict[str, Any]]]:
     ):  # fmt: skip
         for name, more in found.items():
             yield name, operation, more
+
+
+def exact() -> list[str]:
+    """The names of the scenarios of `cut_streams` that can be continued."""
+    return [*(name for name, *_ in scenarios()), "completion_stop", "messages_stop"]
 
 
 async def cut_streams(backend: EngineBackend) -> dict[str, Any]:

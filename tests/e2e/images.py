@@ -46,6 +46,12 @@ def anthropic_messages(data: bytes) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": parts}]}
 
 
+def response_input(url: str) -> dict[str, Any]:
+    """The same for the Responses API."""
+    parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": ASKED}]
+    return {"input": [{"role": "user", "content": parts}]}
+
+
 @dataclass(slots=True)
 class PictureServer:
     """A server with a picture at `PICTURE_PATH`; `MOVED_PATH` redirects there. `asked`: the paths, in order."""

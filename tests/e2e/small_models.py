@@ -26,6 +26,8 @@ IMAGE_TOKEN = "<image>"  # in the text of a prompt, as vLLM writes it
 EDGE_TOKEN = "<fake_token_around_image>"
 IMAGE_TEXT = f"{EDGE_TOKEN}<global-img>{IMAGE_TOKEN * IMAGE_TOKENS}{EDGE_TOKEN}"  # what that becomes
 ADDED_TOKENS = (EDGE_TOKEN, "<end_of_utterance>")  # the processor adds what its tokenizer lacks
+THINK_TOKENS = ("<think>", "</think>")
+THOUGHT_ENDS = 1.02  # times the logit of a comma: where one would come, the thought ends
 TOWER: dict[str, Any] = {
     "model_type": "idefics3_vision",
     "hidden_size": 64,
@@ -153,6 +155,35 @@ def write_vision(folder: Path, seed: int = 0) -> Path:
     for number, token in enumerate(ADDED_TOKENS, CONFIG["vocab_size"]):
         tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": number, "content": token})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def write_thinking(folder: Path) -> Path:
+    """The built-in model with a thought before each answer: its turns are opened with `<think>`, and where it would say
+    a comma it says `</think>`. It still has its tags of tool calls, which `tiny-thinks` of tests/reference has not."""
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(FOLDER, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    words: dict[str, int] = tokenizer["model"]["vocab"]
+    first = CONFIG["vocab_size"]
+    plain = tokenizer["added_tokens"][0] | {"special": False}
+    tokenizer["added_tokens"] += [plain | {"id": first + at, "content": text} for at, text in enumerate(THINK_TOKENS)]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    template = folder / "chat_template.jinja"
+    opened = "<|turn|>assistant\\n"
+    template.write_text(template.read_text().replace(opened, opened + THINK_TOKENS[0]))
+    weights = load_file(folder / WEIGHTS)
+    embeddings = weights["model.embed_tokens.weight"]
+    head = weights[HEAD]
+    line, comma = words["\u010a"], words[","]  # the first is "\n", as a tokenizer of bytes writes it
+    ended = head[comma] * np.float32(THOUGHT_ENDS)
+    weights["model.embed_tokens.weight"] = np.concatenate([embeddings, embeddings[[line, comma]]])
+    weights[HEAD] = np.concatenate([head, np.zeros_like(head[:1]), ended[None]])
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": first + len(THINK_TOKENS)}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

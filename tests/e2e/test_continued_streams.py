@@ -3,113 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections import Counter
 
 import pytest
 
 from serve_app.errors import EngineFailed
 from serve_app.transport import NOT_CONTINUABLE
-from tests.e2e import continued_streams
+from tests.e2e import continued_streams, continued_table
+from tests.e2e.assembled import answer_of, assembled, assert_continued
 from tests.e2e.continuations import found
+from tests.e2e.continued_streams import CUTS
 from tests.e2e.ended_core import ASKED
-from tests.requires import requires
+from tests.requires import ROOT, requires
 
 requires("vllm")
 
-EXACT = [*(name for name, *_ in continued_streams.scenarios()), "completion_stop", "messages_stop"]
+EXACT = continued_streams.exact()
+PAGE = ROOT / "docs/explanation/continuity.md"
 WRONG = [
     "too_few_events", "too_many_events", "no_groups", "unknown_tokens", "unknown_choice", "empty_group",
     "against_the_grammar", "beyond_the_end", "no_stream",
 ]  # fmt: skip
-GROW = ("content", "text", "arguments")
-
-
-def add(whole: dict[str, Any], part: dict[str, Any]) -> None:
-    """Add a delta, as OpenAI's clients do: texts and lists grow, tool calls by their index, the rest says the same."""
-    for name, value in part.items():
-        if name == "tool_calls":
-            for call in value:
-                add(whole.setdefault(name, {}).setdefault(call["index"], {}), call)
-        elif isinstance(value, dict):
-            add(whole.setdefault(name, {}), value)
-        elif isinstance(value, list) or (name in GROW and value is not None):
-            whole[name] = whole.get(name, type(value)()) + value
-        elif value is not None and whole.setdefault(name, value) != value:
-            raise AssertionError(f"{name}: {whole[name]!r} and then {value!r}")
-
-
-def assembled(text: str) -> dict[str, Any]:
-    """The answer in a stream of chat or completions."""
-    *events, done, nothing = text.split("\n\n")
-    assert (done, nothing) == ("data: [DONE]", "")
-    answer: dict[str, Any] = {"choices": {}}
-    for event in events:
-        chunk = json.loads(event.removeprefix("data: "))
-        for choice in chunk.pop("choices"):
-            add(answer["choices"].setdefault(choice.pop("index"), {}), choice)
-        add(answer, chunk)
-    return answer
-
-
-def assembled_response(text: str) -> dict[str, Any]:
-    """The answer in a stream of the Responses API."""
-    answer: dict[str, Any] = {"deltas": {}, "events": []}
-    for number, event in enumerate(text.split("\n\n")[:-1]):
-        kind, _, data = event.partition("\ndata: ")
-        document = json.loads(data)
-        assert document.pop("sequence_number", number) == number
-        if "delta" in document:
-            item = document["item_id"]
-            answer["deltas"][item] = answer["deltas"].get(item, "") + document["delta"]
-        else:
-            answer["events"].append((kind, document))
-    return answer
-
-
-def assembled_message(text: str) -> dict[str, Any]:
-    """The message in a stream of Anthropic's API."""
-    message: dict[str, Any] = {}
-    kinds = []
-    for event in text.split("\n\n")[:-1]:
-        kind, _, data = event.partition("\ndata: ")
-        document = json.loads(data)
-        assert kind == f"event: {document['type']}"
-        kinds.append(document["type"])
-        match document["type"]:
-            case "message_start":
-                message = document["message"]
-            case "content_block_start":
-                assert document["index"] == len(message["content"])
-                message["content"].append(document["content_block"] | {"deltas": ""})
-            case "content_block_delta":
-                delta = document["delta"]
-                message["content"][document["index"]]["deltas"] += delta.get("text") or delta.get("partial_json")
-            case "message_delta":
-                message |= document["delta"] | {"end_usage": document["usage"]}
-    assert kinds[0] == "message_start"
-    assert kinds[-2:] == ["message_delta", "message_stop"]
-    return message
-
-
-def answer_of(name: str, text: str) -> dict[str, Any]:
-    if name.startswith("messages"):
-        return assembled_message(text)
-    return assembled_response(text) if name.startswith("responses") else assembled(text)
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_a_continued_stream_is_the_undisturbed_one(name: str) -> None:
-    undisturbed = found()["cut"][name]["undisturbed"]
-    cuts = found()["cut"][name]["cuts"]
-    assert undisturbed["failure"] == ""
-    assert len(cuts) > 3
-    for cut in cuts:
-        assert cut["failure"] == ""
-        assert cut["status"] == [200, *[0] * (len(cut["status"]) - 1)]
-        assert answer_of(name, cut["text"]) == answer_of(name, undisturbed["text"])
-        assert cut["usage"] == undisturbed["usage"]
-        assert all(cut["made"][choice] == tokens for choice, tokens in undisturbed["made"].items())
-    assert any(cut["new"] for cut in cuts)
+    assert_continued(name, found()["cut"][name])
 
 
 def test_the_scenarios_are_what_they_are_called() -> None:
@@ -131,6 +50,10 @@ def test_the_scenarios_are_what_they_are_called() -> None:
     assert plain != penalized
     assert answers["chat_tool_cached"]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert found()["cut"]["responses_tool"]["undisturbed"]["usage"][2] > 0
+    (written,) = answers["responses_schema"]["deltas"].values()
+    assert written.startswith('{"city"')
+    stored, plain = (found()["cut"][name]["undisturbed"]["usage"][0] for name in ("responses_stored", "responses"))
+    assert stored > plain
     assert answers["messages"]["stop_reason"] == "max_tokens"
     (block,) = answers["messages"]["content"]
     assert block["deltas"] == answers["chat"]["choices"][0]["delta"]["content"]
@@ -138,6 +61,8 @@ def test_the_scenarios_are_what_they_are_called() -> None:
     (call,) = (block for block in answers["messages_tool"]["content"] if block["type"] == "tool_use")
     assert call["name"] == "weather"
     assert call["deltas"].startswith('{"city"')
+    (begun,) = answers["messages_begun"]["content"]
+    assert begun["deltas"] != block["deltas"]
     assert answers["messages_stop"]["stop_reason"] == "stop_sequence"
     assert answers["messages_stop"]["stop_sequence"]
 
@@ -147,6 +72,7 @@ def test_what_cannot_be_continued_exactly_is_not(name: str) -> None:
     undisturbed = found()["cut"][name]["undisturbed"]
     cuts = found()["cut"][name]["cuts"]
     assert undisturbed["failure"] == ""
+    assert len(set(found()["cut"][name]["places"])) == len(cuts) == CUTS
     assert [cut["failure"] for cut in cuts] == [NOT_CONTINUABLE] * len(cuts)
     assert all(cut["status"] == [] for cut in cuts)
 
@@ -167,6 +93,12 @@ def test_an_answer_that_ends_with_sigterm_to_its_engine_core_is_a_loss(name: str
     assert "response.completed" not in ended["text"]
     assert "message_stop" not in ended["text"]
     assert not ended["text"].startswith("{")
+
+
+def test_the_documented_table_has_every_scenario() -> None:
+    """Each is cut so often, and once more in what the second engine made."""
+    cuts = Counter(continued_table.cell_of(name) for name in continued_table.exact() for _ in range(CUTS + 1))
+    assert "\n".join(continued_table.table(cuts, cuts)) in PAGE.read_text()
 
 
 def test_an_engine_goes_on_after_requests_that_do_not_fit() -> None:

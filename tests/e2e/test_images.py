@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import continued_streams, image_requests, stopped_requests, test_preemption, vision
+from tests.e2e.assembled import assert_continued
 from tests.e2e.images import ASKED, PICTURE_PATH, picture
 from tests.e2e.reference import Reference
 from tests.e2e.small_models import IMAGE_TEXT, IMAGE_TOKENS, write_vision
-from tests.e2e.test_continued_streams import answer_of
 from tests.e2e.vision import found
 from tests.requires import requires
 
@@ -84,16 +84,7 @@ def test_what_is_not_allowed_or_no_picture_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", vision.CUT)
 def test_a_continued_stream_about_a_picture_is_the_undisturbed_one(name: str) -> None:
-    undisturbed = found()["cut"][name]["undisturbed"]
-    cuts = found()["cut"][name]["cuts"]
-    assert undisturbed["failure"] == ""
-    assert len(cuts) > 3
-    for cut in cuts:
-        assert cut["failure"] == ""
-        assert answer_of(name, cut["text"]) == answer_of(name, undisturbed["text"])
-        assert cut["usage"] == undisturbed["usage"]
-        assert all(cut["made"][choice] == tokens for choice, tokens in undisturbed["made"].items())
-    assert any(cut["new"] for cut in cuts)
+    assert_continued(name, found()["cut"][name])
 
 
 @pytest.mark.parametrize("name", vision.STOPPED)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.e2e import stopped_requests
+from tests.e2e.assembled import assembled, assembled_message, assembled_response
 from tests.e2e.continuations import found
-from tests.e2e.test_continued_streams import assembled, assembled_message, assembled_response
 from tests.requires import requires
 
 requires("vllm")
@@ -50,6 +50,10 @@ def test_the_requests_are_what_they_are_called() -> None:
     calls = answers["streamed_chat_tool"]["choices"][0]["delta"]["tool_calls"].values()
     assert {call["function"]["name"] for call in calls} == {"weather"}
     assert all("ID-" in call["id"] for call in calls)
+    assert answers["whole_messages"]["content"][0]["text"] == answers["streamed_messages"]["content"][0]["deltas"]
+    assert answers["whole_messages_schema"]["content"][0]["text"].startswith('{"city"')
+    (call,) = (block for block in answers["whole_messages_tool"]["content"] if block["type"] == "tool_use")
+    assert call["input"]["city"]
     plain, penalized = (
         answers[name]["choices"][0]["message"]["content"] for name in ("whole_chat", "whole_chat_penalties_seeded")
     )

@@ -22,7 +22,7 @@ from serve_app.types import Operation
 from tests.e2e import one_engine
 from tests.e2e.continued_streams import CREATED, GO_ON, SCHEMA, SCHEMA_TOKENS, USAGE, cut, request
 from tests.e2e.image_requests import ALLOWED, DOMAINS, ask_about_pictures
-from tests.e2e.images import anthropic_messages, chat_messages, data_url, picture, serving
+from tests.e2e.images import anthropic_messages, chat_messages, data_url, picture, response_input, serving
 from tests.e2e.small_models import write_vision
 from tests.e2e.stopped_requests import ENGINE_S, MESSAGES, REPLICA, SLOTS, STOPS, body, stopped, surely_stopped
 from tests.fakes.asgi_client import CHAT, Client, started
@@ -35,6 +35,7 @@ CUT: dict[str, tuple[Operation, dict[str, Any]]] = {
     "chat_image": (Operation.CHAT, GO_ON | USAGE | PICTURED),
     "chat_image_schema": (Operation.CHAT, PICTURED | {"response_format": SCHEMA, "max_tokens": SCHEMA_TOKENS}),
     "messages_image": (Operation.MESSAGES, GO_ON | anthropic_messages(picture())),
+    "responses_image": (Operation.RESPONSES, GO_ON | response_input(data_url(picture()))),
 }
 STOPPED: dict[str, tuple[str, dict[str, Any]]] = {
     f"{kind}_{name}": (path, GO_ON | messages | {"stream": kind == "streamed"})
