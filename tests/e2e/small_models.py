@@ -177,7 +177,8 @@ def write_thinking(folder: Path) -> Path:
     weights = load_file(folder / WEIGHTS)
     embeddings = weights["model.embed_tokens.weight"]
     head = weights[HEAD]
-    line, comma = words["\u010a"], words[","]  # the first is "\n", as a tokenizer of bytes writes it
+    line = words["\u010a"]  # "\n", as a tokenizer of bytes writes it
+    comma = words[","]
     ended = head[comma] * np.float32(THOUGHT_ENDS)
     weights["model.embed_tokens.weight"] = np.concatenate([embeddings, embeddings[[line, comma]]])
     weights[HEAD] = np.concatenate([head, np.zeros_like(head[:1]), ended[None]])
