@@ -28,6 +28,7 @@ from benchmarks.overload.offered_load import GROUPS, TENANTS, Label
 from benchmarks.overload.open_loop import Spec
 from benchmarks.overload.plan import CLOSED_FACTOR, FIFO, Levels, Plan
 
+COUNTED = ("generated_tokens", "prompt_tokens", "preemptions")  # by an engine, since it started
 KEPT_S = 15.0  # after a load until all is given back: clients have left by then, engines end within a second
 POLL_S = 0.25
 CLOSED_WARMUP_S = 2.0  # the slots of a closed loop are full after its first prompts
@@ -87,11 +88,18 @@ class Server:
         return {group: [list(astuple(label(group, key))) for key in self.keys] for group in GROUPS}
 
     def figures(self) -> dict[str, float]:
-        """What it counts and holds by its own metrics."""
-        status, body = get(self.arm, "/metrics")
-        if status != 200:
-            raise BenchmarkError(f"{self.arm.label}: /metrics answered {status}")
-        found = metrics_of(body.decode())
+        """What it counts and holds by its own metrics; a busy engine that they leave out is waited for."""
+        deadline = time.monotonic() + KEPT_S
+        while True:
+            status, body = get(self.arm, "/metrics")
+            if status != 200:
+                raise BenchmarkError(f"{self.arm.label}: /metrics answered {status}")
+            found = metrics_of(body.decode())
+            if found.keys() >= set(COUNTED):
+                break
+            if time.monotonic() >= deadline:
+                raise BenchmarkError(f"{self.arm.label}: /metrics has no counts of its engine")
+            time.sleep(POLL_S)
         if self.arm.kind == OURS:
             found["kv_tokens_used"] = sum(one["kv_tokens_used"] for one in self._admin("/admin/quota")["engines"])
         return found
@@ -195,7 +203,6 @@ class Theatre:
         result, cpu_s, foreign_s = drive(server.arm, spec, "benchmarks.overload.open_loop")
         left = server.held()
         after = server.figures()
-        counted = ("generated_tokens", "prompt_tokens", "preemptions")
         inside = [a.number for a in map(Answer.of, result["rows"]) if a.inside(spec.warmup_s, span_s)]
         return result | {
             "arm": name,
@@ -207,7 +214,7 @@ class Theatre:
             "levels": list(astuple(levels)),
             "cpu_s_by_role": cpu_s,
             "foreign_s": foreign_s,
-            "engine": {key: after[key] - before[key] for key in counted},
+            "engine": {key: after[key] - before[key] for key in COUNTED},
             "left": left,
             "rss_mb": server.rss_mb(),
             "decisions": [
