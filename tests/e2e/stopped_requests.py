@@ -133,14 +133,21 @@ def requests(stop: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
     return found | {f"streamed_{name}": (CHAT, more | {"stream": True}) for name, more in STREAMED.items()}
 
 
-async def stop_requests(client: Client) -> dict[str, Any]:
-    found: dict[str, Any] = {"staying": {}, "stopped": {}}
-    plain = json.loads((await client.post(body(COMPLETIONS, {}), COMPLETIONS)).body)["choices"][0]["text"]
-    for name, (path, more) in requests([late_in(plain)]).items():
-        asked = body(path, more)
+async def each_stopped(client: Client, asked: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Each request undisturbed, then once for each of `STOPS`. `asked`: path and body by name."""
+    found = {}
+    for name, (path, more) in asked.items():
+        whole = body(path, more)
         first = {"max_output_tokens" if path == RESPONSES else "max_tokens": PENALTIES["min_tokens"]}
-        await stopped(client, path, asked | first, [])  # after it, the prompt is cached
-        found["stopped"][name] = [await surely_stopped(client, path, asked, stops) for stops in ([], *STOPS)]
+        await stopped(client, path, whole | first, [])  # after it, the prompt is cached
+        found[name] = [await surely_stopped(client, path, whole, stops) for stops in ([], *STOPS)]
+    return found
+
+
+async def stop_requests(client: Client) -> dict[str, Any]:
+    found: dict[str, Any] = {"staying": {}}
+    plain = json.loads((await client.post(body(COMPLETIONS, {}), COMPLETIONS)).body)["choices"][0]["text"]
+    found["stopped"] = await each_stopped(client, requests([late_in(plain)]))
     for name, (path, more) in STAYING.items():
         asked = body(path, more)
         found["staying"][name] = [await stopped(client, path, asked, stops) for stops in ([], [5, 5])]

@@ -36,17 +36,16 @@ from tests.e2e.continued_streams import (
     request,
 )
 from tests.e2e.small_models import write_thinking
-from tests.e2e.stopped_requests import ENGINE_S, REPLICA, SLOTS, STOPS, body, stopped, surely_stopped
+from tests.e2e.stopped_requests import ENGINE_S, REPLICA, SLOTS, each_stopped
 from tests.e2e.stopped_requests import MESSAGES as MESSAGES_PATH
 from tests.e2e.stopped_requests import RESPONSES as RESPONSES_PATH
 from tests.fakes.asgi_client import CHAT as CHAT_PATH
-from tests.fakes.asgi_client import Client, started
+from tests.fakes.asgi_client import started
 from tests.fakes.engines import MODEL, FakeCluster, run, until
 
 PARSER = "qwen3"
 TOKENS = 40  # the thought has some 20
 BUDGET = 7  # tokens of a thought that is ended by the engine
-FIRST_TOKENS = 9  # of the answer before the others: after it, the prompt is cached
 LONG = GO_ON | {"max_tokens": TOKENS}
 THOUGHT = {"type": "enabled", "budget_tokens": 1024}  # Anthropic's least; without `GO_ON` the answer ends before
 STORED_THOUGHT = {
@@ -102,22 +101,12 @@ def found() -> dict[str, Any]:
     return one_engine.run_module("tests.e2e.thinking")
 
 
-async def stop_requests(client: Client) -> dict[str, Any]:
-    runs = {}
-    for name, (path, more) in STOPPED.items():
-        asked = body(path, more)
-        limit = "max_output_tokens" if path == RESPONSES_PATH else "max_tokens"
-        await stopped(client, path, asked | {limit: FIRST_TOKENS}, [])
-        runs[name] = [await surely_stopped(client, path, asked, stops) for stops in ([], *STOPS)]
-    return runs
-
-
 async def scenario(cluster: FakeCluster) -> None:
     client = await started(cluster, REPLICA)
     await until(lambda: client.model.replica_set.info is not None, ENGINE_S, "the engine's limits")
     backend = cluster[REPLICA].engine.backend
     answer: dict[str, Any] = {"cut": {name: await cut(backend, request(name, *asked)) for name, asked in CUT.items()}}
-    answer["stopped"] = await stop_requests(client)
+    answer["stopped"] = await each_stopped(client, STOPPED)
     print(json.dumps(answer), flush=True)
 
 

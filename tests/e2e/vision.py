@@ -24,11 +24,10 @@ from tests.e2e.continued_streams import CREATED, GO_ON, SCHEMA, SCHEMA_TOKENS, U
 from tests.e2e.image_requests import ALLOWED, DOMAINS, ask_about_pictures
 from tests.e2e.images import anthropic_messages, chat_messages, data_url, picture, response_input, serving
 from tests.e2e.small_models import write_vision
-from tests.e2e.stopped_requests import ENGINE_S, MESSAGES, REPLICA, SLOTS, STOPS, body, stopped, surely_stopped
-from tests.fakes.asgi_client import CHAT, Client, started
+from tests.e2e.stopped_requests import ENGINE_S, MESSAGES, REPLICA, SLOTS, each_stopped
+from tests.fakes.asgi_client import CHAT, started
 from tests.fakes.engines import MODEL, FakeCluster, run, until
 
-FIRST_TOKENS = 9  # of the answer before the others: after it, the prompt is cached
 PICTURED = chat_messages(data_url(picture()))
 CUT: dict[str, tuple[Operation, dict[str, Any]]] = {
     "chat": (Operation.CHAT, GO_ON | USAGE),
@@ -53,15 +52,6 @@ def found() -> dict[str, Any]:
     return one_engine.run_module("tests.e2e.vision")
 
 
-async def stop_requests(client: Client) -> dict[str, Any]:
-    runs = {}
-    for name, (path, more) in STOPPED.items():
-        asked = body(path, more)
-        await stopped(client, path, asked | {"max_tokens": FIRST_TOKENS}, [])
-        runs[name] = [await surely_stopped(client, path, asked, stops) for stops in ([], *STOPS)]
-    return runs
-
-
 async def scenario(cluster: FakeCluster) -> None:
     client = await started(cluster, REPLICA)
     await until(lambda: client.model.replica_set.info is not None, ENGINE_S, "the engine's limits")
@@ -69,7 +59,7 @@ async def scenario(cluster: FakeCluster) -> None:
     answer: dict[str, Any] = {"cut": {name: await cut(backend, request(name, *asked)) for name, asked in CUT.items()}}
     with serving(ALLOWED, picture()) as server:
         answer["pictures"] = await ask_about_pictures(client, picture(), server)
-    answer["stopped"] = await stop_requests(client)
+    answer["stopped"] = await each_stopped(client, STOPPED)
     print(json.dumps(answer), flush=True)
 
 
